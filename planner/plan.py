@@ -1,0 +1,223 @@
+"""The plan: a frozen, versioned, human-readable document, or the answer that nothing fits.
+
+Everything a report, an exporter or the runtime needs is here; none of them sees a solver.
+Times are seconds, sizes bytes. `planner.plan_file` reads and writes it as YAML.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .cost import Communication, Origin
+from .mesh import Mesh
+from .profile import Job
+
+PLAN_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """Which model the plan is for."""
+
+    name: str
+    source: str
+    graph_hash: str
+    parameters: int
+    trainable_parameters: int
+    layers: int
+    """Number of repeated layers (all kinds), embedding and head not counted."""
+    tokens_per_sample: int
+    """Sequence length, or 1 for models without one."""
+    forward_flops_per_sample: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterInfo:
+    """Which hardware the plan is for."""
+
+    topology: str
+    topology_hash: str
+    device: str
+    devices: int
+    nodes: int
+    devices_per_node: int
+    device_memory_bytes: int
+    price_per_device_hour: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPart:
+    """One kind of memory on the busiest device of a stage."""
+
+    kind: str
+    """`parameters`, `gradients`, `optimizer`, `activations`, `working`, `logits`, `buffers`,
+    `reserve`, `context`."""
+    bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One pipeline stage."""
+
+    index: int
+    blocks: tuple[tuple[str, int, str], ...]
+    """(block class, how many, recompute mode), in execution order."""
+    first_layer: int
+    """Index of the first repeated layer, counted over the whole model."""
+    layers: int
+    """How many repeated layers the stage holds."""
+    forward_s: float
+    """One microbatch, compute and exposed collectives."""
+    backward_s: float
+    in_flight: int
+    """Microbatches whose activations are held at the peak."""
+    memory: tuple[MemoryPart, ...]
+    peak_memory_bytes: float
+    """Upper band: what must fit the device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """How one op of a block class is split over one mesh axis, in words and by placement."""
+
+    block: str
+    module: str
+    op: str
+    axis: str
+    dim: str | None
+    """Name of the split iteration dim; None when the op is whole."""
+    words: str
+    """`ffn split over tp, column`; `reduced over ffn, row -> reduce-scatter over sequence`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterPlacement:
+    """Where a parameter's elements lie. `fqn` uses `*` for folded layer indices."""
+
+    fqn: str
+    shape: tuple[int, ...]
+    dims: tuple[str, ...]
+    """Named dims per axis, factors joined by `*`, e.g. `heads*head_dim`."""
+    placements: tuple[tuple[str, str], ...]
+    """(mesh axis, `S(ffn)@0` or `R`) for every mesh axis larger than one except pp."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleLayout:
+    """Layouts of a module's inputs and outputs along one mesh axis."""
+
+    module: str
+    axis: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimePart:
+    """One bar of the step-time waterfall; the parts add up to the step time."""
+
+    label: str
+    seconds: float
+    origin: Origin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What the plan should cost."""
+
+    step_time_s: float
+    step_time_interval_s: tuple[float, float]
+    tokens_per_s_per_device: float
+    model_flops_utilization: float
+    peak_memory_bytes: float
+    """Of the fullest device, upper band."""
+    memory_by_kind_bytes: dict[str, float]
+    device_memory_bytes: float
+    exposed_communication_s: float
+    bubble_fraction: float
+    waterfall: tuple[TimePart, ...]
+    origin: Origin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchSummary:
+    """The certificate: what was explored, what was ruled out by which bound, and the gap."""
+
+    meshes_considered: int
+    meshes_pruned: int
+    pruned_by: tuple[tuple[str, int], ...]
+    """(bound, number of candidates it ruled out)."""
+    lower_bound_s: float
+    gap: float
+    """(step time - lower bound) / step time."""
+    solver: str
+    complete: bool
+    """False when a time limit stopped the search."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """A runner-up and why it lost."""
+
+    mesh: Mesh
+    zero_stage: int
+    micro_batch: int
+    num_microbatches: int
+    recompute: str
+    step_time_s: float
+    peak_memory_bytes: float
+    reason: str
+    seeded_as: str | None = None
+    """Name of the expert plan it is, e.g. `FSDP`, `Megatron 3D`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A complete answer."""
+
+    version: int = PLAN_VERSION
+    tpplan_version: str
+    model: ModelInfo
+    cluster: ClusterInfo
+    job: Job
+    mesh: Mesh
+    zero_stage: int
+    micro_batch: int
+    num_microbatches: int
+    schedule: str
+    virtual_stages: int
+    sequence_parallel: bool
+    recompute: str
+    """`none`, `selective`, `full`, or `mixed`."""
+    stages: tuple[Stage, ...]
+    splits: tuple[Split, ...]
+    parameters: tuple[ParameterPlacement, ...]
+    modules: tuple[ModuleLayout, ...]
+    communications: tuple[Communication, ...]
+    predicted: Prediction
+    search: SearchSummary
+    reasons: tuple[str, ...]
+    """Why these sizes, one sentence each, most important first."""
+    alternatives: tuple[Alternative, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def layers_per_stage(self) -> tuple[int, ...]:
+        """Repeated layers in each pipeline stage."""
+        return tuple(stage.layers for stage in self.stages)
+
+    @property
+    def rank_order(self) -> tuple[str, ...]:
+        """Mesh axes from the slowest-varying to the fastest."""
+        return self.mesh.order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Infeasible:
+    """Nothing fits, with the binding limit and the nearest change that would."""
+
+    reason: str
+    short_by_bytes: float
+    nearest_fix: str
+    closest: dict[str, int] = field(default_factory=dict)
+    """Mesh sizes of the candidate that came closest."""

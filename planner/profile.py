@@ -1,0 +1,74 @@
+"""Nouns for how software runs a plan: the job, the optimizer and the framework.
+
+A framework profile holds the few, named facts that differ between runtimes; every prediction
+names the profile it used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimizer:
+    """Optimizer state per trainable parameter."""
+
+    name: str
+    state_bytes: float
+    """Bytes of moments per parameter."""
+    factored: bool = False
+    """Second moments are stored per row and column: next to nothing."""
+
+
+OPTIMIZERS = {
+    "adamw": Optimizer(name="adamw", state_bytes=8),
+    "sgd": Optimizer(name="sgd", state_bytes=0),
+    "adagrad": Optimizer(name="adagrad", state_bytes=4),
+    "adafactor": Optimizer(name="adafactor", state_bytes=0, factored=True),
+    "none": Optimizer(name="none", state_bytes=0),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Framework:
+    """What a runtime adds to the arithmetic. Fractions lie in [0, 1]; sizes are bytes."""
+
+    name: str
+    description: str
+    gradient_bytes: int
+    """Bytes per gradient element as accumulated over microbatches."""
+    sync_bytes: int
+    """Bytes per gradient element on the wire."""
+    master_bytes: int
+    """Bytes per parameter of an fp32 master copy when parameters are 16 bit, else 0."""
+    dp_overlap: float
+    """Share of the gradient synchronisation that may hide behind the backward pass."""
+    gather_overlap: float
+    """Share of parameter all-gathers that may hide behind computation."""
+    tp_overlap: float
+    """Share of tensor-parallel collectives hidden behind computation."""
+    saves_gathered_input: bool
+    """Whether a gathered activation is kept for backward (else the shard is, and gathered again)."""
+    logits_bytes_per_element: float
+    """Live bytes per logit at the loss, beyond what the graph says (0: trust the graph)."""
+    allocator_reserve: tuple[float, float]
+    """Reserved over allocated memory: typical and upper factor."""
+    context_bytes: float
+    """Device context, libraries and communicators."""
+    step_overhead_s: float
+    """Host time per step that nothing hides (data, logging, synchronisation)."""
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What the user wants done."""
+
+    mode: str
+    objective: str
+    global_batch: int
+    """Sequences (or samples) per optimizer step."""
+    seq_len: int
+    dtype: str
+    optimizer: str
+    framework: str

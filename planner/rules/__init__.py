@@ -1,0 +1,1 @@
+"""tpplan: see the module list in docs."""

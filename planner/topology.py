@@ -1,0 +1,143 @@
+"""Nouns for hardware: a device, the levels of links around it, and the cluster they form.
+
+Bandwidths are bytes per second, per device and per direction; memory is bytes; times are seconds.
+The files under `topologies/` are read by `topologies.load`, which converts units and checks them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Efficiency:
+    """How much of a data-sheet number a kernel family reaches, at best and at small sizes.
+
+    `curve` maps a size (FLOPs of one kernel for compute families, bytes for `memory`) to the
+    fraction of peak, sorted by size; between points it is interpolated over log(size), outside
+    it is clamped. `origin` and `source` say where the numbers come from.
+    """
+
+    curve: tuple[tuple[float, float], ...]
+    origin: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One accelerator (or a CPU rank)."""
+
+    name: str
+    vendor: str
+    memory_bytes: int
+    memory_bytes_per_s: float
+    peak_flops: dict[str, float]
+    """Dense peak FLOP/s by dtype name (`bf16`, `fp16`, `fp32`, `tf32`, `fp8`)."""
+    efficiency: dict[str, Efficiency]
+    """By kernel family: `gemm`, `attention`, `grouped_gemm`, `memory`."""
+    kernel_latency_s: float
+    """Smallest time one kernel takes on the device, seconds."""
+    sources: dict[str, str]
+    """Where each number was read, by field name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveCurve:
+    """Measured times of one collective among `ranks` devices of one level."""
+
+    collective: str
+    ranks: int
+    points: tuple[tuple[float, float], ...]
+    """(bytes, seconds), increasing; bytes as nccl-tests counts them (the whole buffer)."""
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """One ring of the hierarchy: `size` children (devices, or the level below) joined by a link."""
+
+    name: str
+    """`pair`, `node`, `nvlink domain`, `cluster`, ..."""
+    size: int
+    kind: str
+    """`nvlink`, `pcie`, `infiniband`, `roce`, `efa`, `xgmi`, `tcp`, ..."""
+    bytes_per_s: float
+    """What one device can send through this level, one direction, when all of them do."""
+    latency_s: float
+    """One hop's latency, seconds."""
+    efficiency: float
+    """Fraction of `bytes_per_s` that large collectives reach."""
+    curves: tuple[CollectiveCurve, ...] = ()
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSpan:
+    """Where a group of equally spaced ranks lies: members per level, innermost level first.
+
+    `members[i]` is how many children of one level-i unit hold members (1 = the group does not
+    spread at that level); their product is the group's size.
+    """
+
+    members: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of ranks in the group."""
+        return math.prod(self.members)
+
+    @property
+    def outermost(self) -> int:
+        """Index of the outermost level the group crosses, -1 for a group of one."""
+        return max((i for i, n in enumerate(self.members) if n > 1), default=-1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """A cluster: identical devices under nested levels, innermost first."""
+
+    name: str
+    device: Device
+    levels: tuple[Level, ...]
+    sources: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def devices(self) -> int:
+        """Number of devices in the cluster."""
+        return math.prod(level.size for level in self.levels)
+
+    @property
+    def devices_per_node(self) -> int:
+        """Devices below the outermost level (all of them if there is only one level)."""
+        return math.prod(level.size for level in self.levels[:-1]) if len(self.levels) > 1 else self.devices
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes: the size of the outermost level."""
+        return self.devices // self.devices_per_node
+
+    def with_nodes(self, nodes: int) -> Topology:
+        """The same cluster with another number of nodes."""
+        outer = replace(self.levels[-1], size=nodes)
+        return replace(self, levels=(*self.levels[:-1], outer))
+
+    def span(self, *, size: int, stride: int) -> GroupSpan:
+        """How a group of `size` ranks spaced by `stride` spreads over the levels.
+
+        The group starts at rank 0; groups that begin elsewhere spread the same way whenever
+        sizes divide, which the search guarantees. Members are counted by distinct child units,
+        rounding up where the spacing does not divide a level.
+        """
+        ranks = [i * stride for i in range(size)]
+        members = []
+        unit = 1
+        before = size
+        for level in self.levels:
+            unit *= level.size
+            here = len({rank // unit for rank in ranks})
+            members.append(-(-before // here))
+            before = here
+        if before > 1:
+            raise ValueError(f"{size} ranks spaced by {stride} do not fit in {self.devices} devices")
+        return GroupSpan(members=tuple(members))
