@@ -32,6 +32,18 @@ class ModelInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """One level of the cluster's links, as the report names it (see `planner.topology.Level`)."""
+
+    level: str
+    size: int
+    """Children (devices, or units of the level below) that it joins."""
+    kind: str
+    bytes_per_s: float
+    """Per device and direction, when all devices send."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterInfo:
     """Which hardware the plan is for."""
 
@@ -43,6 +55,8 @@ class ClusterInfo:
     devices_per_node: int
     device_memory_bytes: int
     price_per_device_hour: float | None = None
+    links: tuple[Link, ...] = ()
+    """Innermost first; empty when the planner did not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
