@@ -1,1 +1,1 @@
-"""tpplan: see the module list in docs."""
+"""From a model and a topology to a plan: the nouns, and the verbs that lead from one to the next."""

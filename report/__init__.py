@@ -1,1 +1,1 @@
-"""tpplan: see the module list in docs."""
+"""A plan as a person reads it, and as one JSON document; sees only nouns."""

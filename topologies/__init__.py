@@ -1,1 +1,1 @@
-"""tpplan: see the module list in docs."""
+"""Device and cluster descriptions as YAML, a source for every number, and their loader."""

@@ -1,1 +1,1 @@
-"""tpplan: see the module list in docs."""
+"""Seconds and bytes of a candidate: compute, collectives and memory, each tagged with its origin."""

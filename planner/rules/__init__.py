@@ -1,1 +1,1 @@
-"""tpplan: see the module list in docs."""
+"""Which dims of an op may be split over one mesh axis, and what each choice implies; one family a file."""

@@ -1,1 +1,1 @@
-"""tpplan: see the module list in docs."""
+"""The three nested choices: split dims within a block, blocks to stages, and the mesh."""

@@ -1,1 +1,1 @@
-"""tpplan: see the module list in docs."""
+"""How long a collective takes on given levels of links; one algorithm a file."""

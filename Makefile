@@ -1,0 +1,45 @@
+# One command each: `make demo`, `make test`, `make check`. The first of them to run makes the
+# virtual environment; it is made again only when pyproject.toml or constraints.txt change.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+MAKEFLAGS += --no-print-directory
+
+.PHONY: demo test check format lint types laws core readme clean
+.DELETE_ON_ERROR:
+
+demo: $(READY)
+	@$(BIN)/tpplan suggest examples/llama3_8b.py --topology dgx-h100:8 --global-batch 512 --seq-len 8192
+
+test: $(READY)
+	@$(BIN)/python -m pytest -q
+
+check: format lint types laws core
+
+format: $(READY)
+	@$(BIN)/ruff format --check --quiet .
+
+lint: $(READY)
+	@$(BIN)/ruff check --quiet .
+
+types: $(READY)
+	@$(BIN)/basedpyright --level error
+
+laws: $(READY)
+	@$(BIN)/python -m pytest -q tests/core/test_laws.py
+
+core: $(READY)
+	@$(BIN)/python -m pytest -q tests/core --ignore tests/core/test_laws.py
+
+readme: $(READY)
+	@$(BIN)/python -m benchmarks.readme
+
+clean:
+	@rm -rf $(VENV) build dist *.egg-info
+
+$(READY): pyproject.toml constraints.txt
+	@echo "setting up $(VENV) (once; needs a package index)" >&2
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[hf,report,dev]'
+	@touch $@

@@ -1,1 +1,0 @@
-"""tpplan: see the module list in docs."""

@@ -1,0 +1,24 @@
+"""Settings of the whole suite: a private cache, fixed terminal, repeatable property tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.load_profile("repeatable")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Point the graph cache of this process and its children at a directory of the session."""
+    directory = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TPPLAN_CACHE_DIR", str(directory))
+        patch.setenv("COLUMNS", "100")
+        patch.delenv("FORCE_COLOR", raising=False)
+        patch.setenv("NO_COLOR", "1")
+        yield directory
