@@ -1,0 +1,181 @@
+"""What the user names -> a module on meta, its inputs and its loss.
+
+A source is `model.py[:factory]`, a Hugging Face `config.json` (or its folder), a `.pt2` export, or an
+`nn.Module`. Modules are built under `torch.device("meta")`, so any size costs nothing; a module that
+already has weights is copied as structure only. All mistakes of the user raise `ModelError`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from ..errors import ModelError, did_you_mean
+from .export import LossFunction, default_loss, describe
+
+DEFAULT_FACTORY = "build_model"
+DTYPES = {
+    "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32,
+    "bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A model ready to be traced: everything is on meta and in the wanted dtype."""
+
+    name: str
+    module: nn.Module
+    args: tuple
+    kwargs: dict[str, Any]
+    loss: LossFunction
+
+
+@contextlib.contextmanager
+def python_file(path: Path) -> Iterator[ModuleType]:
+    """Execute a model file; its folder is importable meanwhile, as for a script.
+
+    Raises:
+        ModelError: the file is missing, has a syntax error, or fails; one line with its place.
+    """
+    if not path.is_file():
+        near = did_you_mean(path.name, (p.name for p in path.parent.glob("*.py")))
+        raise ModelError(f"no model file {str(path)!r}{near}")
+    folder = str(path.parent.resolve())
+    before = set(sys.modules)
+    sys.path.insert(0, folder)
+    try:
+        yield _execute(path)
+    finally:
+        sys.path.remove(folder)
+        for name in set(sys.modules) - before:
+            if _lies_in(sys.modules[name], folder):
+                del sys.modules[name]
+
+
+def _lies_in(module: ModuleType, folder: str) -> bool:
+    file = getattr(module, "__file__", None)
+    return file is not None and str(Path(file).resolve()).startswith(folder)
+
+
+def _execute(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"tpplan_model_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ModelError(f"{str(path)!r} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        place = f"{Path(error.filename or path).name}:{error.lineno}"
+        raise ModelError(f"syntax error in {place}: {error.msg}") from None
+    except Exception as error:
+        raise ModelError(f"{path.name} failed while it was loaded: {describe(error)}") from None
+    return module
+
+
+def from_file(
+    module: ModuleType, path: Path, factory: str | None, *, batch: int, seq_len: int, dtype: str
+) -> Loaded:
+    """Build the model of an executed file through its factory and `example_inputs`."""
+    with torch.device("meta"):
+        model = call(function_of(module, factory or DEFAULT_FACTORY, path), path)
+        if not isinstance(model, nn.Module):
+            raise ModelError(
+                f"{path.name}: {factory or DEFAULT_FACTORY}() returned {type(model).__name__}, "
+                "expected a torch.nn.Module"
+            )
+        inputs = call(function_of(module, "example_inputs", path), path, batch, seq_len)
+    args, kwargs = split_inputs(inputs, f"{path.name}: example_inputs(batch, seq)")
+    return prepare(path.stem, model, args, kwargs, getattr(module, "loss", None), dtype=dtype)
+
+
+def function_of(module: ModuleType, name: str, path: Path) -> Callable:
+    """A function of the model file, or an error that lists what the file has."""
+    function = getattr(module, name, None)
+    if callable(function):
+        return function
+    found = sorted(
+        key for key, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__
+    )  # fmt: skip
+    listed = ", ".join(f"{key}()" for key in found) or "no function"
+    raise ModelError(
+        f"{path.name} has no function {name}(); found {listed}; expected build_model() -> nn.Module "
+        f"(or model.py:FACTORY) and example_inputs(batch, seq) -> tuple or dict{did_you_mean(name, found)}"
+    )
+
+
+def call(function: Callable, path: Path, *args: Any) -> Any:
+    """Call a function of the user's file; whatever it raises becomes one line."""
+    try:
+        return function(*args)
+    except ModelError:
+        raise
+    except Exception as error:
+        name = getattr(function, "__name__", "the factory")
+        raise ModelError(f"{path.name}: {name}() failed: {describe(error)}") from None
+
+
+def split_inputs(inputs: Any, what: str) -> tuple[tuple, dict[str, Any]]:
+    """Positional and keyword arguments from what `example_inputs` returned."""
+    if isinstance(inputs, torch.Tensor):
+        return (inputs,), {}
+    if isinstance(inputs, dict) and all(isinstance(key, str) for key in inputs):
+        args, kwargs = (), inputs
+    elif isinstance(inputs, tuple | list):
+        args, kwargs = tuple(inputs), {}
+    else:
+        raise ModelError(f"{what} returned {type(inputs).__name__}, expected a tuple of arguments or a dict")
+    if not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(inputs)):
+        raise ModelError(f"{what} returned no tensor, expected a tuple of tensors or a dict of them")
+    return args, kwargs
+
+
+def prepare(
+    name: str, model: nn.Module, args: tuple, kwargs: dict[str, Any], loss: LossFunction | None, *, dtype: str
+) -> Loaded:
+    """Move everything to meta and floating-point tensors to the training dtype."""
+    wanted = DTYPES.get(dtype)
+    if wanted is None:
+        raise ModelError(
+            f"unknown dtype {dtype!r}, expected one of bf16, fp16, fp32{did_you_mean(dtype, DTYPES)}"
+        )
+
+    def move(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        return leaf.to("meta", wanted if leaf.is_floating_point() else leaf.dtype)
+
+    model = model.to("meta").to(wanted)
+    args, kwargs = pytree.tree_map(move, (args, kwargs))
+    return Loaded(name=name, module=model, args=args, kwargs=kwargs, loss=loss or default_loss)
+
+
+def meta_copy(model: nn.Module) -> nn.Module:
+    """A copy of a module's structure on meta; the original and its weights are not touched."""
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        for tensor in (*module._parameters.values(), *module._buffers.values(), *vars(module).values()):
+            if isinstance(tensor, torch.Tensor) and id(tensor) not in memo:
+                memo[id(tensor)] = _on_meta(tensor)
+    return copy.deepcopy(model, memo)
+
+
+def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
+    empty = torch.empty_like(tensor, device="meta")
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(empty, requires_grad=tensor.requires_grad)
+    return empty
