@@ -13,24 +13,25 @@ if TYPE_CHECKING:
     from .planner.errors import TpplanError, UserError
     from .planner.mesh import Mesh
     from .planner.plan import Infeasible, Plan
-    from .planner.plan_file import load_plan, save_plan
+    from .planner.plan_file import load as load_plan
+    from .planner.plan_file import save as save_plan
     from .planner.suggest import suggest
     from .planner.topology import Topology
-    from .topologies.load import load_topology
+    from .topologies.load import load as load_topology
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Infeasible": ".planner.plan",
-    "Mesh": ".planner.mesh",
-    "Plan": ".planner.plan",
-    "Topology": ".planner.topology",
-    "TpplanError": ".planner.errors",
-    "UserError": ".planner.errors",
-    "load_plan": ".planner.plan_file",
-    "load_topology": ".topologies.load",
-    "save_plan": ".planner.plan_file",
-    "suggest": ".planner.suggest",
+    "Infeasible": ".planner.plan:Infeasible",
+    "Mesh": ".planner.mesh:Mesh",
+    "Plan": ".planner.plan:Plan",
+    "Topology": ".planner.topology:Topology",
+    "TpplanError": ".planner.errors:TpplanError",
+    "UserError": ".planner.errors:UserError",
+    "load_plan": ".planner.plan_file:load",
+    "load_topology": ".topologies.load:load",
+    "save_plan": ".planner.plan_file:save",
+    "suggest": ".planner.suggest:suggest",
 }
 
 __all__ = ["__version__", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
@@ -40,7 +41,8 @@ def __getattr__(name: str) -> object:
     """Import a public name on first use."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_HOMES[name], __name__), name)
+    module, _, attribute = _HOMES[name].partition(":")
+    value = globals()[name] = getattr(import_module(module, __name__), attribute)
     return value
 
 
