@@ -1,0 +1,190 @@
+"""How long planning takes: whole-process wall seconds and peak memory of the `tpplan` command.
+
+    python -m benchmarks.speed [--only NAME ...] [--repeat N] [--json]
+
+Each case runs `tpplan suggest` in a process of its own: once with an empty graph cache (cold), then
+with the cache that this run left (warm). Wall time includes starting Python; peak memory is the
+largest resident set that the kernel reports for the process. Of several repeats the median counts.
+Targets stand beside the figures; the exit code is 1 when one is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).parents[1]
+TARGET_PEAK_BYTES = 10**9
+# What wait4 counts in: kibibytes on Linux, bytes on macOS (getrusage(2) of either system).
+RSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One command and its targets, in seconds; `warm_s` is None for a command without a cache."""
+
+    name: str
+    arguments: tuple[str, ...]
+    cold_s: float | None = None
+    warm_s: float | None = None
+
+
+def suggest(model: str, topology: str, *, batch: int, seq: int) -> tuple[str, ...]:
+    """Arguments of `tpplan suggest` for one of the bundled examples."""
+    sizes = ("--global-batch", str(batch), "--seq-len", str(seq))
+    return ("suggest", str(ROOT / "examples" / model), "--topology", topology, *sizes, "--json")
+
+
+CASES = (
+    Case(name="help", arguments=("--help",), cold_s=0.4),
+    Case(
+        name="llama3-8b on 64 H100",
+        arguments=suggest("llama3_8b.py", "dgx-h100:8", batch=512, seq=8192),
+        cold_s=10,
+        warm_s=3,
+    ),
+    Case(
+        name="gpt3-175b on 1,024 A100",
+        arguments=suggest("gpt3_175b.py", "dgx-a100-80:128", batch=1536, seq=2048),
+        cold_s=12,
+        warm_s=4,
+    ),
+    Case(
+        name="llama3-405b on 16,384 H100",
+        arguments=suggest("llama3_405b.py", "dgx-h100:2048", batch=2048, seq=8192),
+        cold_s=20,
+        warm_s=6,
+    ),
+    Case(
+        name="mixtral-8x7b on 128 H100",
+        arguments=suggest("mixtral_8x7b.py", "dgx-h100:16", batch=1024, seq=4096),
+    ),
+    Case(
+        name="recommender on 64 A100",
+        arguments=suggest("recommender.py", "dgx-a100-80:8", batch=65536, seq=1),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One process: wall seconds, peak resident bytes."""
+
+    wall_s: float
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """A case's medians, or the error output of the run that failed."""
+
+    case: Case
+    cold: Run | None = None
+    warm: Run | None = None
+    error: str | None = None
+
+    @property
+    def missed(self) -> bool:
+        """Whether a target was missed, or there is no figure at all."""
+        figures = ((self.cold, self.case.cold_s), (self.warm, self.case.warm_s))
+        late = any(run and limit and run.wall_s > limit for run, limit in figures)
+        large = any(run and run.peak_bytes > TARGET_PEAK_BYTES for run, _ in figures)
+        return late or large or self.error is not None
+
+
+def measure(arguments: tuple[str, ...], cache: Path) -> Run:
+    """Run `tpplan` once; raises `RuntimeError` with its error output when it fails."""
+    environment = {**os.environ, "TPPLAN_CACHE_DIR": str(cache)}
+    with tempfile.TemporaryFile() as errors:
+        started = time.perf_counter()
+        command = (Path(sys.executable).with_name("tpplan"), *arguments)
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, env=environment)
+        _, status, usage = os.wait4(process.pid, 0)
+        wall_s = time.perf_counter() - started
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode != 0:
+            errors.seek(0)
+            raise RuntimeError(errors.read().decode(errors="replace").strip() or f"exit {process.returncode}")
+    return Run(wall_s=wall_s, peak_bytes=usage.ru_maxrss * RSS_UNIT_BYTES)
+
+
+def middle(runs: list[Run]) -> Run:
+    """Median wall time and the largest peak of several runs."""
+    return Run(wall_s=median(run.wall_s for run in runs), peak_bytes=max(run.peak_bytes for run in runs))
+
+
+def time_case(case: Case, *, repeat: int) -> Result:
+    """All runs of one case."""
+    has_cache = case.arguments[0] == "suggest"
+    cold, warm = [], []
+    try:
+        for _ in range(repeat):
+            with tempfile.TemporaryDirectory() as cache:
+                cold.append(measure(case.arguments, Path(cache)))
+                if has_cache:
+                    warm.append(measure(case.arguments, Path(cache)))
+    except RuntimeError as error:
+        return Result(case=case, error=str(error))
+    return Result(case=case, cold=middle(cold), warm=middle(warm) if warm else None)
+
+
+def table(results: list[Result]) -> Table:
+    """The figures with their targets beside them."""
+    view = Table(title=f"planning time, whole process ({os.cpu_count()} cores)")
+    view.add_column("case")
+    for heading in ("cold s", "target", "warm s", "target", "peak GB", "target"):
+        view.add_column(heading, justify="right")
+    for result in results:
+        view.add_row(result.case.name, *cells(result))
+    return view
+
+
+def cells(result: Result) -> tuple[str, ...]:
+    """One row of the table after its name."""
+    if result.cold is None:
+        return ("failed", "", "", "", "", "")
+    peak_bytes = max(run.peak_bytes for run in (result.cold, result.warm) if run)
+    return (
+        f"{result.cold.wall_s:.2f}",
+        f"{result.case.cold_s:g}" if result.case.cold_s else "",
+        f"{result.warm.wall_s:.2f}" if result.warm else "",
+        f"{result.case.warm_s:g}" if result.case.warm_s else "",
+        f"{peak_bytes / 1e9:.2f}",
+        f"{TARGET_PEAK_BYTES / 1e9:g}",
+    )
+
+
+def main() -> int:
+    """Measure, print, and say by the exit code whether every target was met."""
+    parser = argparse.ArgumentParser(prog="benchmarks.speed", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="cases whose name contains one of these")
+    parser.add_argument("--repeat", type=int, default=1, help="runs per case; the median counts (default 1)")
+    parser.add_argument("--json", action="store_true", help="one JSON document instead of the table")
+    options = parser.parse_args()
+    wanted = [case for case in CASES if not options.only or any(part in case.name for part in options.only)]
+    with tempfile.TemporaryDirectory() as cache:
+        measure(("--help",), Path(cache))  # byte-code is compiled once, before anything is timed
+    results = [time_case(case, repeat=options.repeat) for case in wanted]
+    if options.json:
+        print(json.dumps({"cpu_count": os.cpu_count(), "cases": [asdict(result) for result in results]}))
+    else:
+        Console().print(table(results))
+    for result in results:
+        if result.error:
+            print(f"{result.case.name}: {result.error}", file=sys.stderr)
+    return int(any(result.missed for result in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
