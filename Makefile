@@ -33,7 +33,7 @@ core: $(READY)
 	@$(BIN)/python -m pytest -q tests/core --ignore tests/core/test_laws.py
 
 readme: $(READY)
-	@$(BIN)/python -m benchmarks.readme
+	@$(BIN)/python docs/update_readme.py
 
 clean:
 	@rm -rf $(VENV) build dist *.egg-info
