@@ -1,0 +1,540 @@
+"""The `tpplan` command. In: arguments, TPPLAN_CACHE_DIR, NO_COLOR. Out: a report or one JSON document.
+
+Reports and JSON go to stdout, everything else (progress, notes, errors, what a model file prints)
+to stderr. Exit codes: 0 done, 1 a bug in tpplan or a solver that failed, 2 bad input, 3 infeasible,
+130 interrupted. Whatever is heavy is imported inside the command that needs it: `--help` loads
+typer alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from . import __version__
+from .planner.errors import OptionError, PlanError, TpplanError, UserError
+from .planner.plan import Infeasible, Plan
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from .planner.options import Pins
+    from .planner.topology import Topology
+
+DONE, FAILED, BAD_INPUT, INFEASIBLE, INTERRUPTED = 0, 1, 2, 3, 130
+
+COMPARE_LIMIT_S = 10.0
+"""Longest search, seconds, for the plan that `estimate` compares yours with."""
+
+ClickException = cast("type[Exception]", typer.BadParameter.__mro__[2])
+"""Base of the errors raised for arguments that cannot be parsed; typer does not export it."""
+
+SETTINGS: dict[str, Any] = {
+    "no_args_is_help": True,
+    "rich_markup_mode": "rich",
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
+app = typer.Typer(
+    name="tpplan",
+    help="Plan how to split any PyTorch model over a cluster: splits, group sizes, time, memory, and why.",
+    epilog="Start with:  tpplan suggest examples/llama3_8b.py --topology dgx-h100:8",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    **SETTINGS,
+)
+topology_app = typer.Typer(help="List and show the clusters that can be planned for.", **SETTINGS)
+app.add_typer(topology_app, name="topology")
+
+
+# --------------------------------------------------------------------------- arguments
+
+
+def _option(*names: str, help: str, show_default: bool = False, **settings: Any) -> Any:
+    return typer.Option(*names, help=help, show_default=show_default, **settings)
+
+
+def _number(name: str, kind: type[int] | type[float], **settings: Any) -> Any:
+    """An option with a number; unlike typer's own, its error names the value found."""
+
+    def parse(text: str) -> int | float:
+        try:
+            return kind(text)
+        except ValueError:
+            what = "a whole number" if kind is int else "a number"
+            raise OptionError(f"{name} {text}: expected {what}") from None
+
+    return _option(name, parser=parse, **settings)
+
+
+ModelArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="model.py or model.py:factory, a Hugging Face config.json or its folder, or a .pt2 export.",
+        show_default=False,
+    ),
+]
+TopologyOption = Annotated[
+    str, _option("--topology", "-t", metavar="T", help="A bundled name, name:NODES, or a YAML file.")
+]
+NodesOption = Annotated[int | None, _number("--nodes", int, metavar="N", help="Number of nodes.")]
+BatchOption = Annotated[
+    int | None,
+    _number("--global-batch", int, metavar="N", help="Samples per step; without it, about 4 Mi tokens."),
+]
+SeqOption = Annotated[
+    int | None, _number("--seq-len", int, metavar="N", help="Tokens per sample; without it, the model's own.")
+]
+ModeOption = Annotated[str | None, _option("--mode", metavar="M", help="train (default).")]
+ObjectiveOption = Annotated[str | None, _option("--objective", metavar="O", help="throughput (default).")]
+SetOption = Annotated[
+    list[str] | None,
+    _option(
+        "--set",
+        metavar="K=V,...",
+        help="Fix some of pp, dp, cp, ep, tp, zero, recompute, micro_batch; the rest is chosen for you.",
+    ),
+]
+FrameworkOption = Annotated[
+    str | None,
+    _option("--framework", metavar="F", help="What will run it: tpplan (default), torch, megatron."),
+]
+DtypeOption = Annotated[
+    str | None, _option("--dtype", metavar="D", help="bf16 (default where the device has it), fp16, fp32.")
+]
+OptimizerOption = Annotated[
+    str | None,
+    _option("--optimizer", metavar="O", help="adamw (default), sgd, adagrad, adafactor, none."),
+]
+TopOption = Annotated[
+    int, _number("--top", int, metavar="K", help="How many runner-ups to list.", show_default=True)
+]
+LimitOption = Annotated[
+    float | None, _number("--time-limit", float, metavar="S", help="Search for so many seconds at most.")
+]
+NoCacheOption = Annotated[bool, _option("--no-cache", help="Trace the model again and keep no graph.")]
+OutputOption = Annotated[
+    Path | None, _option("--output", "-o", metavar="FILE", help="Write the plan (YAML) to this file.")
+]
+JsonOption = Annotated[bool, _option("--json", help="Print one JSON document instead of a report.")]
+QuietOption = Annotated[bool, _option("--quiet", "-q", help="No progress and no notes on stderr.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What `suggest` or `estimate` was asked, each option checked."""
+
+    model: str
+    topology: Topology
+    options: dict[str, Any]
+    """Keyword arguments of `planner.suggest.suggest` that the user gave."""
+    pins: Pins
+    quiet: bool
+
+
+# --------------------------------------------------------------------------- commands
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tpplan {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _globals(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+    debug: Annotated[bool, _option("--debug", help="Show the traceback of an internal error.")] = False,
+) -> None:
+    """`--debug` is read by `main`, which is where errors end."""
+
+
+@app.command(
+    epilog="""Examples:
+
+    tpplan suggest examples/llama3_8b.py -t dgx-h100:8
+
+    tpplan suggest model.py:build_small -t cluster.yaml --global-batch 512 --seq-len 8192 -o plan.yaml
+
+    tpplan suggest config.json -t dgx-a100-80:128 --set tp=8,zero=1 --json"""
+)
+def suggest(
+    model: ModelArgument,
+    topology: TopologyOption,
+    nodes: NodesOption = None,
+    global_batch: BatchOption = None,
+    seq_len: SeqOption = None,
+    mode: ModeOption = None,
+    objective: ObjectiveOption = None,
+    sets: SetOption = None,
+    framework: FrameworkOption = None,
+    dtype: DtypeOption = None,
+    optimizer: OptimizerOption = None,
+    top: TopOption = 5,
+    time_limit: LimitOption = None,
+    no_cache: NoCacheOption = False,
+    output: OutputOption = None,
+    json_: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Find the best plan for a model on a cluster, and say why it is the best."""
+    options = {
+        "global_batch": global_batch, "seq_len": seq_len, "mode": mode, "objective": objective,
+        "framework": framework, "dtype": dtype, "optimizer": optimizer,
+        "top": top, "time_limit_s": time_limit, "cache": not no_cache,
+    }  # fmt: skip
+    _check_output(output)
+    request = _request(model, topology, nodes, pins=_parse_sets(sets), options=options, quiet=quiet)
+    answer, wall_s = _answer(request)
+    _save(answer, output, quiet=quiet)
+    _show(answer, _document(answer, wall_s), as_json=json_)
+
+
+@app.command(
+    epilog="""Examples:
+
+    tpplan estimate examples/gpt3_175b.py -t dgx-a100-80:128 --set tp=8,pp=8,dp=16,zero=1
+
+    tpplan estimate model.py -t dgx-h100:8 --plan plan.yaml --json"""
+)
+def estimate(
+    model: ModelArgument,
+    topology: TopologyOption,
+    plan: Annotated[
+        Path | None, _option("--plan", metavar="FILE", help="A plan file whose choices to check.")
+    ] = None,
+    nodes: NodesOption = None,
+    global_batch: BatchOption = None,
+    seq_len: SeqOption = None,
+    mode: ModeOption = None,
+    objective: ObjectiveOption = None,
+    sets: SetOption = None,
+    framework: FrameworkOption = None,
+    dtype: DtypeOption = None,
+    optimizer: OptimizerOption = None,
+    compare: Annotated[
+        bool, typer.Option("--compare/--no-compare", help="Also search, briefly, for a better plan.")
+    ] = True,
+    no_cache: NoCacheOption = False,
+    json_: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Check your own plan: how long a step takes, what memory it needs, and what would be better."""
+    options = {
+        "global_batch": global_batch, "seq_len": seq_len, "mode": mode, "objective": objective,
+        "framework": framework, "dtype": dtype, "optimizer": optimizer, "cache": not no_cache,
+    }  # fmt: skip
+    theirs, pins = _choices(plan, sets)
+    if theirs:
+        options = _options_of(theirs) | {key: value for key, value in options.items() if value is not None}
+    request = _request(model, topology, nodes, pins=pins, options=options, quiet=quiet)
+    answer, wall_s = _answer(request)
+    _check_same_model(theirs, answer, file=plan)
+    best = _best(request) if compare else None
+    extra = {"best": _summary(best)} if best else {}
+    _show(answer, _document(answer, wall_s) | extra, as_json=json_, note=_comparison(answer, best))
+
+
+@topology_app.command("list", epilog="Example:  tpplan topology list --json")
+def topology_list(json_: JsonOption = False) -> None:
+    """List the bundled clusters."""
+    from .report.hardware import render_list, summary
+    from .topologies.load import list_topologies, load
+
+    clusters = [load(name) for name in list_topologies()]
+    if json_:
+        _print_json({"topologies": [summary(cluster) for cluster in clusters]})
+    else:
+        _console().print(render_list(clusters))
+
+
+@topology_app.command("show", epilog="Example:  tpplan topology show dgx-h100:4")
+def topology_show(
+    topology: Annotated[str, typer.Argument(metavar="T", help="A bundled name, name:NODES, or a YAML file.")],
+    nodes: NodesOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Draw a cluster: its levels, its links, its device, and where each number comes from."""
+    from .report.hardware import document, render
+
+    cluster = _load_topology(topology, nodes)
+    if json_:
+        _print_json(document(cluster))
+    else:
+        _console().print(render(cluster))
+
+
+# --------------------------------------------------------------------------- from options to a request
+
+
+def _request(
+    model: str, spec: str, nodes: int | None, *, pins: Pins, options: dict[str, Any], quiet: bool
+) -> Request:
+    """Everything that can be checked without the model is checked here, before the model is loaded."""
+    from .planner.options import check_names, check_pins, check_sizes, choose_dtype
+
+    given = {key: value for key, value in options.items() if value is not None}
+    words = ("mode", "objective", "dtype", "optimizer", "framework")
+    check_names(**{key: given[key] for key in words if key in given})
+    sizes = ("global_batch", "seq_len", "top", "time_limit_s")
+    check_sizes(**{key: given[key] for key in sizes if key in given})
+    topology = _load_topology(spec, nodes)
+    check_pins(
+        pins,
+        devices=topology.devices,
+        global_batch=given.get("global_batch"),
+        seq_len=given.get("seq_len"),
+        cluster=topology.name,
+    )
+    given["dtype"] = choose_dtype(given.get("dtype"), topology.device)
+    return Request(model=model, topology=topology, options=given, pins=pins, quiet=quiet)
+
+
+def _load_topology(spec: str, nodes: int | None) -> Topology:
+    from .planner.options import check_sizes
+    from .topologies.load import load
+
+    check_sizes(nodes=nodes)
+    return load(spec, nodes=nodes)
+
+
+def _parse_sets(texts: list[str] | None) -> Pins:
+    from .planner.options import parse_set
+
+    return parse_set(",".join(texts)) if texts else {}
+
+
+def _choices(file: Path | None, sets: list[str] | None) -> tuple[Plan | None, Pins]:
+    """The plan of `--plan`, if that is what was given, and the choices to check."""
+    from .planner.options import pins_of
+    from .planner.plan_file import load
+
+    if bool(file) == bool(sets):
+        found = "both --plan and --set" if file else "neither --plan nor --set"
+        raise OptionError(
+            f"{found}: give the choices to check as --plan plan.yaml or as --set tp=8,pp=4,dp=2"
+        )
+    if file is None:
+        return None, _parse_sets(sets)
+    plan = load(file)
+    return plan, pins_of(plan)
+
+
+def _options_of(plan: Plan) -> dict[str, Any]:
+    job = plan.job
+    return {
+        "global_batch": job.global_batch, "seq_len": job.seq_len, "mode": job.mode, "dtype": job.dtype,
+        "objective": job.objective, "framework": job.framework, "optimizer": job.optimizer,
+    }  # fmt: skip
+
+
+def _check_output(path: Path | None) -> None:
+    """A plan that took minutes to find must not be lost to a misspelt directory."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise OptionError(f"--output {path}: is a directory; give a file, e.g. {path / 'plan.yaml'}")
+    if not path.parent.is_dir():
+        raise OptionError(f"--output {path}: there is no directory {path.parent}")
+
+
+def _check_same_model(plan: Plan | None, answer: Plan | Infeasible, *, file: Path | None) -> None:
+    if plan is None or isinstance(answer, Infeasible) or plan.model.parameters == answer.model.parameters:
+        return
+    raise PlanError(
+        f"{file}: the plan is for {plan.model.name} with {plan.model.parameters:,} parameters, "
+        f"but {answer.model.source} has {answer.model.parameters:,}"
+    )
+
+
+# --------------------------------------------------------------------------- planning
+
+
+def _answer(request: Request) -> tuple[Plan | Infeasible, float]:
+    """The plan (or why there is none), and the seconds it took."""
+    start = time.perf_counter()
+    with _stdout_to_stderr(), _progress(request.quiet) as progress:
+        from .planner.suggest import suggest as find
+
+        answer = find(
+            request.model,
+            topology=request.topology,
+            pins=request.pins or None,
+            cache_dir=_cache_dir(),
+            progress=progress,
+            **request.options,
+        )
+    return answer, time.perf_counter() - start
+
+
+def _best(request: Request) -> Plan | None:
+    """The best plan when nothing is fixed, as far as a short search finds it."""
+    free = replace(request, pins={}, options=request.options | {"time_limit_s": COMPARE_LIMIT_S})
+    best = _answer(free)[0]
+    return best if isinstance(best, Plan) else None
+
+
+def _cache_dir() -> Path:
+    if directory := os.environ.get("TPPLAN_CACHE_DIR"):
+        return Path(directory)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tpplan"
+
+
+@contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """Send to stderr what a model file, or a library below Python, prints while we plan."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+@contextmanager
+def _progress(quiet: bool) -> Iterator[Callable[[str], None] | None]:
+    """A line on stderr that says what is being done, if someone is there to read it."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    with _console(stderr=True).status("loading the model") as status:
+        yield status.update
+
+
+# --------------------------------------------------------------------------- answers
+
+
+def _console(*, stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    return Console(stderr=stderr, no_color=bool(os.environ.get("NO_COLOR")) or None)
+
+
+def _document(answer: Plan | Infeasible, wall_s: float) -> dict[str, Any]:
+    from .report.json_view import infeasible_document, plan_document
+
+    if isinstance(answer, Infeasible):
+        return infeasible_document(answer)
+    return plan_document(answer, wall_s=wall_s)
+
+
+def _print_json(document: dict[str, Any]) -> None:
+    print(json.dumps(document, indent=2, allow_nan=False))
+
+
+def _save(answer: Plan | Infeasible, path: Path | None, *, quiet: bool) -> None:
+    from .planner.plan_file import save
+
+    if path is None or isinstance(answer, Infeasible):
+        return
+    save(answer, path)
+    if not quiet:
+        print(f"tpplan: wrote {path}", file=sys.stderr)
+
+
+def _show(answer: Plan | Infeasible, document: dict[str, Any], *, as_json: bool, note: str = "") -> None:
+    """Print the answer; leaves with exit code 3 if it is that nothing fits."""
+    from .report.terminal import print_report, render_infeasible
+
+    if as_json:
+        _print_json(document)
+    elif isinstance(answer, Infeasible):
+        _console().print(render_infeasible(answer))
+    else:
+        print_report(answer, console=_console())
+    if note and not as_json:
+        _console().print(note, markup=False, highlight=False)
+    if isinstance(answer, Infeasible):
+        raise typer.Exit(INFEASIBLE)
+
+
+def _summary(plan: Plan) -> dict[str, Any]:
+    return {
+        "mesh": plan.mesh.sizes,
+        "zero_stage": plan.zero_stage,
+        "micro_batch": plan.micro_batch,
+        "recompute": plan.recompute,
+        "step_time_s": plan.predicted.step_time_s,
+    }
+
+
+def _comparison(mine: Plan | Infeasible, best: Plan | None) -> str:
+    """How checked choices do against the best plan, in one line; empty without one."""
+    if best is None:
+        return ""
+    found = f"{best.mesh}, zero={best.zero_stage}, {best.predicted.step_time_s:.3g} s per step"
+    if isinstance(mine, Infeasible):
+        return f"A plan that fits: {found}."
+    ratio = mine.predicted.step_time_s / best.predicted.step_time_s
+    if ratio <= 1.0005:
+        return "No better plan was found."
+    return f"The best plan found: {found}; yours takes {100 * (ratio - 1):.1f}% longer."
+
+
+# --------------------------------------------------------------------------- errors end here
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line `argv` (default: the process's) and return its exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    try:
+        return app(arguments, prog_name="tpplan", standalone_mode=False) or DONE
+    except ClickException as error:
+        return _usage_error(error)
+    except UserError as error:
+        return _say_error(str(error), code=BAD_INPUT)
+    except TpplanError as error:
+        return _say_error(str(error), code=FAILED)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except Exception as error:
+        return _bug(error, arguments)
+
+
+def _usage_error(error: Any) -> int:
+    """Arguments that typer refused; an empty message means that it has shown the help instead."""
+    if not error.format_message():
+        return BAD_INPUT
+    command = error.ctx.command_path if error.ctx else "tpplan"
+    return _say_error(f"{error.format_message().rstrip('.')} (see {command} --help)", code=BAD_INPUT)
+
+
+def _say_error(message: str, *, code: int) -> int:
+    print(f"tpplan: error: {message}", file=sys.stderr)
+    return code
+
+
+def _bug(error: Exception, arguments: list[str]) -> int:
+    """Keep the traceback of an internal error in a file, or show it under `--debug`."""
+    import tempfile
+    import traceback
+
+    text = "".join(traceback.format_exception(error))
+    headline = f"tpplan: this is a bug in tpplan: {type(error).__name__}: {error}"
+    if "--debug" in arguments:
+        print(text + headline, file=sys.stderr)
+        return FAILED
+    with tempfile.NamedTemporaryFile("w", prefix="tpplan-", suffix=".txt", delete=False) as file:
+        file.write(f"{shlex.join(['tpplan', *arguments])}\n\n{text}")
+    print(
+        f"{headline}\ntpplan: the traceback is in {file.name}; `tpplan --debug ...` shows it", file=sys.stderr
+    )
+    return FAILED

@@ -1,0 +1,293 @@
+"""From what a user asks for to a checked `Job` and checked pins. No torch, no solver.
+
+In: raw option values (command line or keyword arguments), the topology, and the few facts of the
+model they must agree with. Out: a `profile.Job`, and *pins*: a dict of the choices that the user
+made for the planner (`{"tp": 8, "pp": 4, "zero": 1, "recompute": "full", "micro_batch": 2}`).
+Every rejection is an `OptionError` that names the value found, what is allowed and, where there is
+one, the nearest value that would be right.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+
+from .cost import Recompute
+from .errors import OptionError, did_you_mean
+from .mesh import AXES
+from .plan import Plan
+from .profile import OPTIMIZERS, Job
+from .topology import Device
+
+MODES = ("train",)
+LATER_MODES = ("serve",)
+OBJECTIVES = ("throughput",)
+LATER_OBJECTIVES = ("latency", "memory", "cost")
+DTYPES = ("bf16", "fp16", "fp32")
+"""Data types of parameters and activations, the preferred first."""
+FRAMEWORK_NAMES = ("megatron", "torch", "tpplan")
+RECOMPUTES = tuple(str(mode) for mode in Recompute)
+ZERO_STAGES = (0, 1, 2, 3)
+PIN_KEYS = (*AXES, "zero", "recompute", "micro_batch")
+
+DEFAULT_SEQ_LEN = 4096
+"""Tokens; used only where the model does not say. The context length of Llama 2 (arXiv:2307.09288)."""
+DEFAULT_STEP_TOKENS = 4 * 2**20
+"""Tokens per optimizer step when no batch is given: the 4M of Llama 2 (arXiv:2307.09288, sec. 2.2)."""
+DEFAULT_SAMPLES_PER_DEVICE = 1024
+"""Samples per device and step for models without a sequence, when no batch is given. A convention."""
+
+Pins = dict[str, int | str]
+
+
+# --------------------------------------------------------------------------- the job
+
+
+def job_from_options(
+    *,
+    mode: str = "train",
+    objective: str = "throughput",
+    global_batch: int | None = None,
+    seq_len: int | None = None,
+    dtype: str | None = None,
+    optimizer: str = "adamw",
+    framework: str = "tpplan",
+    devices: int,
+    device: Device | None = None,
+    model_seq_len: int | None = None,
+) -> Job:
+    """A checked job; what was not given is filled in.
+
+    `devices` is the cluster's size, `device` its accelerator (for `dtype`), `model_seq_len` the
+    sequence length the model's own inputs have (1: it has no sequence). Raises `OptionError`.
+    """
+    check_names(mode=mode, objective=objective, dtype=dtype, optimizer=optimizer, framework=framework)
+    check_sizes(global_batch=global_batch, seq_len=seq_len)
+    length = seq_len or model_seq_len or DEFAULT_SEQ_LEN
+    return Job(
+        mode=mode,
+        objective=objective,
+        global_batch=global_batch or default_global_batch(seq_len=length, devices=devices),
+        seq_len=length,
+        dtype=choose_dtype(dtype, device) if device else dtype or DTYPES[0],
+        optimizer=optimizer,
+        framework=framework,
+    )
+
+
+def default_global_batch(*, seq_len: int, devices: int) -> int:
+    """Samples per step when the user gives none: `DEFAULT_STEP_TOKENS`, and a multiple of the devices.
+
+    Models without a sequence (`seq_len` 1) get `DEFAULT_SAMPLES_PER_DEVICE` for each device. On a
+    cluster with more devices than samples the batch is left as it is: pipeline and tensor groups
+    then share samples.
+    """
+    if seq_len == 1:
+        return DEFAULT_SAMPLES_PER_DEVICE * devices
+    samples = max(1, DEFAULT_STEP_TOKENS // seq_len)
+    return samples if devices > samples else math.ceil(samples / devices) * devices
+
+
+def choose_dtype(dtype: str | None, device: Device) -> str:
+    """`dtype` if the device can compute in it; without one, the first of `DTYPES` that it can."""
+    usable = [name for name in DTYPES if name in device.peak_flops]
+    if dtype is None and usable:
+        return usable[0]
+    if dtype not in usable:
+        allowed = ", ".join(usable) or "none of " + ", ".join(DTYPES)
+        raise OptionError(f"dtype {dtype!r}: {device.name} has no units for it; it computes in {allowed}")
+    return dtype
+
+
+def check_names(
+    *,
+    mode: str = "train",
+    objective: str = "throughput",
+    dtype: str | None = None,
+    optimizer: str = "adamw",
+    framework: str = "tpplan",
+) -> None:
+    """Raise `OptionError` for a word that no such option knows, or not yet."""
+    _one_of("mode", mode, MODES, later=LATER_MODES)
+    _one_of("objective", objective, OBJECTIVES, later=LATER_OBJECTIVES)
+    _one_of("optimizer", optimizer, OPTIMIZERS)
+    _one_of("framework", framework, FRAMEWORK_NAMES)
+    if dtype is not None:
+        _one_of("dtype", dtype, DTYPES)
+
+
+def check_sizes(
+    *,
+    global_batch: int | None = None,
+    seq_len: int | None = None,
+    nodes: int | None = None,
+    top: int | None = None,
+    time_limit_s: float | None = None,
+) -> None:
+    """Raise `OptionError` for a count that is not a whole number of at least one; None is fine."""
+    _whole("global batch", global_batch, unit="samples")
+    _whole("sequence length", seq_len, unit="tokens")
+    _whole("nodes", nodes, unit="nodes")
+    _whole("top", top, unit="plans to list")
+    if time_limit_s is not None and not time_limit_s > 0:
+        raise OptionError(f"time limit {time_limit_s:g}: expected a number of seconds above 0, e.g. 30")
+
+
+def _one_of(what: str, value: str, allowed: Iterable[str], *, later: Iterable[str] = ()) -> None:
+    if value in allowed:
+        return
+    names = ", ".join(allowed)
+    if value in later:
+        raise OptionError(f"{what} {value!r} is not available in this version; available: {names}")
+    raise OptionError(f"unknown {what} {value!r}{did_you_mean(str(value), allowed)}; known: {names}")
+
+
+def _whole(what: str, value: object, *, unit: str) -> None:
+    if value is None or (_is_int(value) and int(value) >= 1):  # type: ignore[call-overload]
+        return
+    raise OptionError(f"{what} {value}: expected a whole number of {unit}, at least 1")
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+# --------------------------------------------------------------------------- pins
+
+
+def parse_set(text: str) -> Pins:
+    """`"tp=8,pp=4,zero=1,recompute=full"` as a dict of checked single values.
+
+    Raises `OptionError` for a part that is not `key=value`, an unknown or repeated key, or a value
+    that the key cannot have.
+    """
+    pins: Pins = {}
+    for part in text.split(","):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not (key and equals and value):
+            raise OptionError(f"--set {text!r}: {part.strip()!r} is not key=value, as in tp=8,pp=4")
+        if key in pins:
+            raise OptionError(f"--set {text!r}: {key!r} is given twice ({pins[key]} and {value})")
+        pins[key] = _pin_value(key, value)
+    return pins
+
+
+def check_pins(
+    pins: Mapping[str, int | str] | None,
+    *,
+    devices: int,
+    global_batch: int | None = None,
+    seq_len: int | None = None,
+    layers: int | None = None,
+    cluster: str = "the cluster",
+) -> Pins:
+    """Check pins against each other, the cluster and the model; returns them normalised.
+
+    When pp, dp and tp are all given, cp and ep are 1 unless given too, and the product must be the
+    device count; else it must divide it. Facts left None are not checked. Raises `OptionError`.
+    """
+    checked = {key: _pin_value(key, value) for key, value in (pins or {}).items()}
+    sizes = {axis: int(size) for axis, size in checked.items() if axis in AXES}
+    complete = {"pp", "dp", "tp"} <= sizes.keys()
+    _check_product(sizes, devices=devices, complete=complete, cluster=cluster)
+    if complete:
+        checked = {"cp": 1, "ep": 1, **checked}
+    if layers is not None and sizes.get("pp", 1) > (most := max(1, layers)):
+        raise OptionError(f"pp={sizes['pp']}: the model has {layers} layers to pipeline; at most pp={most}")
+    if seq_len is not None and seq_len % sizes.get("cp", 1):
+        raise OptionError(
+            f"cp={sizes['cp']} does not divide sequence length {seq_len}; "
+            f"cp={_nearest_divisor(sizes['cp'], seq_len)} would"
+        )
+    if global_batch is not None:
+        _check_batch(sizes, micro_batch=int(checked.get("micro_batch", 1)), global_batch=global_batch)
+    return {key: checked[key] for key in PIN_KEYS if key in checked}
+
+
+def pins_of(plan: Plan) -> Pins:
+    """The choices of a plan as pins; recompute that differs between blocks is left free."""
+    pins: Pins = {**plan.mesh.sizes, "zero": plan.zero_stage, "micro_batch": plan.micro_batch}
+    return pins if plan.recompute == "mixed" else pins | {"recompute": plan.recompute}
+
+
+def _pin_value(key: str, value: object) -> int | str:
+    if key not in PIN_KEYS:
+        known = ", ".join(PIN_KEYS)
+        raise OptionError(f"--set: unknown key {key!r}{did_you_mean(key, PIN_KEYS)}; known: {known}")
+    if key == "recompute":
+        if value not in RECOMPUTES:
+            hint = did_you_mean(str(value), RECOMPUTES)
+            raise OptionError(f"recompute={value}{hint}; allowed: {', '.join(RECOMPUTES)}")
+        return str(value)
+    number = int(value) if isinstance(value, str) and value.isdecimal() else value
+    if key == "zero":
+        if not _is_int(number) or number not in ZERO_STAGES:
+            raise OptionError(f"zero={value}: allowed: {', '.join(map(str, ZERO_STAGES))}")
+    elif not _is_int(number) or number < 1:  # type: ignore[operator]
+        raise OptionError(f"{key}={value}: expected a whole number, at least 1")
+    return number  # type: ignore[return-value]
+
+
+def _check_product(sizes: Mapping[str, int], *, devices: int, complete: bool, cluster: str) -> None:
+    product = math.prod(sizes.values())
+    if product == devices or (not complete and devices % product == 0):
+        return
+    plural = "" if product == 1 else "s"
+    total = f"{_spell(sizes)} makes {product} device{plural}, {cluster} has {devices}"
+    fixes = list(_single_fixes(sizes, devices=devices, complete=complete))
+    if not fixes:
+        fixes = [_spell(_nearest_sizes(sizes, devices=devices, complete=complete))]
+    raise OptionError(f"{total}: {' or '.join(fixes)} would fit")
+
+
+def _single_fixes(sizes: Mapping[str, int], *, devices: int, complete: bool) -> Iterator[str]:
+    """Changes of one axis that make the product right, e.g. `dp=2`."""
+    for axis, size in sizes.items():
+        rest = math.prod(sizes.values()) // size
+        if devices % rest == 0:
+            room = devices // rest
+            yield f"{axis}={room if complete else _nearest_divisor(size, room)}"
+
+
+def _nearest_sizes(sizes: Mapping[str, int], *, devices: int, complete: bool) -> dict[str, int]:
+    """The sizes, all axes free to change, that fit the devices and are nearest in ratio."""
+    candidates = _factorings(tuple(sizes), devices, complete=complete)
+    return min(candidates, key=lambda c: (_ratio_distance(c, sizes), tuple(-c[axis] for axis in c)))
+
+
+def _factorings(axes: tuple[str, ...], devices: int, *, complete: bool) -> Iterator[dict[str, int]]:
+    if not axes:
+        if devices == 1 or not complete:
+            yield {}
+        return
+    for size in _divisors(devices):
+        for rest in _factorings(axes[1:], devices // size, complete=complete):
+            yield {axes[0]: size, **rest}
+
+
+def _ratio_distance(left: Mapping[str, int], right: Mapping[str, int]) -> float:
+    return sum(abs(math.log(left[axis] / right[axis])) for axis in left)
+
+
+def _check_batch(sizes: Mapping[str, int], *, micro_batch: int, global_batch: int) -> None:
+    parts = {"dp": sizes.get("dp", 1), "ep": sizes.get("ep", 1), "micro_batch": micro_batch}
+    unit = math.prod(parts.values())
+    if global_batch % unit == 0:
+        return
+    below, above = global_batch // unit * unit, math.ceil(global_batch / unit) * unit
+    nearest = f"{below} or {above}" if below else f"{above}"
+    words = " x ".join(f"{key}={size}" for key, size in parts.items() if size > 1)
+    raise OptionError(f"global batch {global_batch} does not divide by {words} = {unit}; {nearest} would")
+
+
+def _nearest_divisor(size: int, number: int) -> int:
+    return min(_divisors(number), key=lambda d: (abs(math.log(d / size)), -d))
+
+
+def _divisors(number: int) -> list[int]:
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
+def _spell(sizes: Mapping[str, int]) -> str:
+    return ",".join(f"{axis}={size}" for axis, size in sizes.items())
