@@ -172,6 +172,9 @@ def main() -> int:
     parser.add_argument("--repeat", type=int, default=1, help="runs per case; the median counts (default 1)")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of the table")
     options = parser.parse_args()
+    for part in options.only or ():
+        if not any(part in case.name for case in CASES):
+            parser.error(f"no case is called {part!r}: {', '.join(case.name for case in CASES)}")
     wanted = [case for case in CASES if not options.only or any(part in case.name for part in options.only)]
     with tempfile.TemporaryDirectory() as cache:
         measure(("--help",), Path(cache))  # byte-code is compiled once, before anything is timed
