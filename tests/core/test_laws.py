@@ -18,7 +18,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("planner", "profiler", "runtime", "report", "topologies")
-NOUNS = ("errors", "graph", "mesh", "layout", "topology", "profile", "cost", "schedule", "plan", "problem")
+NOUNS = ("errors", "mesh", "layout", "graph", "topology", "profile", "cost", "schedule", "plan", "problem")
 SEES_ONLY_NOUNS = ("report", "runtime")
 HEAVY = {"torch", "transformers"}
 MAY_IMPORT_HEAVY = ("planner.trace", "profiler", "runtime")
