@@ -7,15 +7,18 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..errors import ModelError
-from ..graph import TracedGraph
+from ..errors import ModelError, TraceError
+from ..graph import Node, Repeat, TracedGraph, Value
 from .export import LossFunction, WithLoss, export, read_program
+from .repeats import differing_layers, find_cuts
+from .saved import saved_tensors
 from .source import Loaded, from_file, meta_copy, prepare, python_file, split_inputs
 
 
@@ -76,24 +79,63 @@ def _from_module(
 
 
 def _trace(loaded: Loaded, *, source: str, batch: int, seq_len: int, dtype: str, mode: str) -> TracedGraph:
-    training = mode == "train"
-    wrapped = WithLoss(loaded.module, loaded.loss if training else None).train(training)
-    program = export(wrapped, loaded.args, loaded.kwargs)
-    values, nodes, output = read_program(program)
     parameters = list(loaded.module.parameters())
+    read = _trace_cut(loaded, training=mode == "train")
     return TracedGraph(
         name=loaded.name,
         source=source,
         batch=batch,
         seq_len=seq_len,
         dtype=dtype,
-        values=values,
-        nodes=nodes,
-        inputs=tuple(name for name, value in values.items() if value.kind == "input"),
-        output=output,
-        repeats=(),
+        values=read.values,
+        nodes=read.nodes,
+        inputs=tuple(name for name, value in read.values.items() if value.kind == "input"),
+        output=read.output,
+        repeats=read.repeats,
         parameters=sum(p.numel() for p in parameters),
         trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
         torch_version=torch.__version__,
         content_hash="",
+        warnings=read.warnings,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Traced:
+    values: dict[str, Value]
+    nodes: tuple[Node, ...]
+    output: str
+    repeats: tuple[Repeat, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def _trace_cut(loaded: Loaded, *, training: bool) -> _Traced:
+    """Trace with the repeats cut down; without cutting if the model does not bear it."""
+    cuts = list(find_cuts(loaded.module))
+    reason = None
+    for cut in cuts:
+        cut.apply()
+    try:
+        traced = _trace_once(loaded, training=training)
+        reason = differing_layers((cut.repeat for cut in cuts), traced.values, traced.nodes)
+    except TraceError as error:
+        if not cuts:
+            raise
+        traced, reason = None, str(error)
+    finally:
+        for cut in reversed(cuts):
+            cut.undo()
+    if traced is not None and reason is None:
+        return replace(traced, repeats=tuple(cut.repeat for cut in cuts))
+    traced = _trace_once(loaded, training=training)
+    return replace(traced, warnings=(*traced.warnings, f"all layers were traced one by one: {reason}"))
+
+
+def _trace_once(loaded: Loaded, *, training: bool) -> _Traced:
+    wrapped = WithLoss(loaded.module, loaded.loss if training else None).train(training)
+    program = export(wrapped, loaded.args, loaded.kwargs)
+    values, nodes, output = read_program(program)
+    warnings: tuple[str, ...] = ()
+    if training:
+        nodes, warnings = saved_tensors(program, values, nodes)
+    return _Traced(values=values, nodes=nodes, output=output, warnings=warnings)

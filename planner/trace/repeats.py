@@ -1,0 +1,124 @@
+"""Repeated layers -> a short prefix that holds one of every kind.
+
+A list of layers (`nn.ModuleList`, `nn.Sequential`) is cut to its shortest prefix that contains every
+distinct structural key, plus one layer more where the next layer repeats the last key: the step from
+one layer to an equal one is then in the graph too. A prefix, because models index their
+configuration by position. The cut is undone if the model cannot run without its other layers, or if
+two traced layers with one key turn out to run different ops.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..graph import Node, Repeat, Value
+
+LEAST_EQUAL = 3
+"""Lists with fewer equal layers than this are traced whole: nothing would be gained."""
+INDEX_NAMES = frozenset({"layer_idx", "layer_id", "layer_index", "layer_number", "block_idx", "idx", "index"})
+"""Attributes that say where a layer stands, not what it does."""
+RATE_NAMES = frozenset({"p", "drop_prob", "drop_path_prob", "dropout", "dropout_p", "training"})
+"""Attributes that grow with depth in some models (stochastic depth) and change no shape."""
+SCALARS = (int, float, bool, str, type(None), torch.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A list of layers that can be cut, and what it takes to cut and restore it."""
+
+    container: nn.Module
+    repeat: Repeat
+    children: tuple[tuple[str, nn.Module], ...]
+
+    def apply(self) -> None:
+        """Leave only the traced prefix in the list."""
+        self._set(self.children[: self.repeat.traced])
+
+    def undo(self) -> None:
+        """Put all layers back."""
+        self._set(self.children)
+
+    def _set(self, children: Iterable[tuple[str, nn.Module]]) -> None:
+        self.container._modules.clear()
+        self.container._modules.update(children)
+
+
+def structural_key(module: nn.Module) -> tuple:
+    """What makes two layers alike: classes, parameters, buffers and scalar attributes, all the way down."""
+    tensors = tuple(
+        (name, tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad)
+        for name, tensor in (*module._parameters.items(), *module._buffers.items())
+        if tensor is not None
+    )
+    children = tuple(
+        (name, structural_key(child)) for name, child in module._modules.items() if child is not None
+    )
+    return type(module), tensors, tuple(_attributes(module)), children
+
+
+def _attributes(module: nn.Module) -> Iterator[tuple[str, str]]:
+    for name, value in sorted(vars(module).items()):
+        if name in INDEX_NAMES or name in RATE_NAMES or name.startswith("_"):
+            continue
+        if _is_scalar(value):
+            yield name, repr(value)
+        elif callable(value) and hasattr(value, "__qualname__"):
+            yield name, value.__qualname__
+
+
+def _is_scalar(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return all(_is_scalar(item) for item in value)
+    return isinstance(value, SCALARS)
+
+
+def find_cuts(model: nn.Module, path: str = "") -> Iterator[Cut]:
+    """The lists worth cutting, outermost first; also inside the layers that stay."""
+    children = [(name, child) for name, child in model._modules.items() if child is not None]
+    if isinstance(model, nn.ModuleList | nn.Sequential):
+        repeat = _prefix(path, [structural_key(child) for _, child in children])
+        if repeat is not None:
+            yield Cut(model, repeat, tuple(children))
+            children = children[: repeat.traced]
+    for name, child in children:
+        yield from find_cuts(child, f"{path}.{name}" if path else name)
+
+
+def _prefix(path: str, keys: list[tuple]) -> Repeat | None:
+    if not keys or max(Counter(keys).values()) < LEAST_EQUAL:
+        return None
+    first: dict[tuple, int] = {}
+    for index, key in enumerate(keys):
+        first.setdefault(key, index)
+    traced = max(first.values()) + 1
+    if traced < len(keys) and keys[traced] == keys[traced - 1]:
+        traced += 1
+    if traced == len(keys):
+        return None
+    return Repeat(path=path, traced=traced, classes=tuple(first[key] for key in keys))
+
+
+def differing_layers(
+    repeats: Iterable[Repeat], values: dict[str, Value], nodes: Iterable[Node]
+) -> str | None:
+    """A sentence if two traced layers of one class ran different ops or shapes, else None."""
+    nodes = tuple(nodes)
+    for repeat in repeats:
+        runs = [_run(f"{repeat.path}.{index}", values, nodes) for index in range(repeat.traced)]
+        for index, stands_for in enumerate(repeat.classes[: repeat.traced]):
+            if runs[index] != runs[stands_for]:
+                return (
+                    f"{repeat.path}.{stands_for} and {repeat.path}.{index} look alike but run different ops"
+                )
+    return None
+
+
+def _run(path: str, values: dict[str, Value], nodes: Iterable[Node]) -> list[tuple]:
+    inside = (node for node in nodes if node.module == path or node.module.startswith(f"{path}."))
+    return [(node.target, tuple(values[name].shape for name in node.outputs)) for node in inside]

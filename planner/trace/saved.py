@@ -1,0 +1,200 @@
+"""Which tensors autograd keeps from each op's forward for its backward.
+
+The exported graph is run once, node by node, on fake CPU tensors: nothing is computed or allocated,
+but autograd records its graph and announces through `saved_tensors_hooks` every tensor it keeps. Each
+storage is counted once, at the first node that keeps it; parameters and buffers are not counted, as
+they are alive anyway. Fake CPU tensors, not meta ones: on meta attention decomposes into matrices
+that no fused kernel keeps.
+
+Some ops keep something else on an accelerator than on a CPU. `KERNELS` runs them as accelerators do:
+fused attention keeps queries, keys, values, output and one log-sum-exp a row, with dropout too; dropout
+keeps a mask of bytes; RMSNorm keeps its input and one fp32 number a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils import _pytree as pytree
+
+from ..graph import Node, Saved, Value
+from .export import dtype_name, silence
+
+aten = torch.ops.aten
+
+
+class _FusedRMSNorm(torch.autograd.Function):
+    """RMSNorm as one kernel."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, shape: list[int], weight: torch.Tensor | None) -> torch.Tensor:
+        """A tensor like x; keeps x, the weight and the reciprocal root mean square of each row."""
+        rows = x.shape[: x.dim() - len(shape)]
+        ctx.save_for_backward(x, weight, x.new_empty(rows, dtype=torch.float32))
+        return torch.empty_like(x)
+
+
+def _rms_norm(x: torch.Tensor, shape: list[int], weight: Any = None, eps: Any = None) -> torch.Tensor:
+    return _FusedRMSNorm.apply(x, shape, weight)  # type: ignore[return-value]
+
+
+def _attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+    attn_mask: torch.Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False, **more: Any,
+) -> torch.Tensor:  # fmt: skip
+    mask = None if attn_mask is None else attn_mask.detach()
+    return aten.scaled_dot_product_attention.default(q, k, v, mask, 0.0, is_causal, **more)
+
+
+def _dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    return aten.native_dropout.default(x, p, train)[0] if train and 0 < p < 1 else x
+
+
+KERNELS: dict[Any, Callable] = {
+    aten.rms_norm.default: _rms_norm,
+    aten.scaled_dot_product_attention.default: _attention,
+    aten.dropout.default: _dropout,
+}
+
+
+def saved_tensors(
+    program: torch.export.ExportedProgram, values: dict[str, Value], nodes: tuple[Node, ...]
+) -> tuple[tuple[Node, ...], tuple[str, ...]]:
+    """The nodes with `saved` filled in, and warnings about ops that could not be run."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with silence(), mode:
+        recorder = _Recorder(program, values)
+        recorder.run(*recorder.placeholders())
+    found = recorder.saved
+    return tuple(replace(node, saved=tuple(found.get(node.name, ()))) for node in nodes), recorder.warnings()
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    node: str
+    tensor: torch.Tensor
+
+
+class _Recorder(torch.fx.Interpreter):
+    """Runs an exported graph on fake CPU tensors and listens to what autograd keeps."""
+
+    def __init__(self, program: torch.export.ExportedProgram, values: dict[str, Value]) -> None:
+        super().__init__(program.graph_module, garbage_collect_values=False)
+        self.program = program
+        self.values = values
+        self.saved: dict[str, list[Saved]] = {}
+        self.owner: dict[int, str | None] = {}
+        """Storage address -> the value that created it. All tensors stay alive: no address is reused."""
+        self.counted: set[int] = set()
+        self.packed: list[_Packed] = []
+        self.alive: list[Any] = []
+        self.failed: list[str] = []
+
+    def placeholders(self) -> list[Any]:
+        """Fake tensors for the graph's inputs; tied parameters share one."""
+        held: dict[int, torch.Tensor] = {}
+        signature = self.program.graph_signature
+        made = []
+        for node in self.program.graph.find_nodes(op="placeholder"):
+            meta = node.meta.get("val")
+            if not isinstance(meta, torch.Tensor):
+                made.append(meta)
+                continue
+            fqn = signature.inputs_to_parameters.get(node.name)
+            parameter = None if fqn is None else self.program.state_dict[fqn]
+            fresh = _fake_like(meta, requires_grad=parameter is not None and parameter.requires_grad)
+            tensor = fresh if parameter is None else held.setdefault(id(parameter), fresh)
+            address = _address(tensor)
+            if parameter is not None or node.name in signature.inputs_to_buffers:
+                self.counted.add(address)
+            self.owner.setdefault(address, node.name)
+            made.append(tensor)
+        return made
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        """Run one node and note the storages that it creates and keeps."""
+        if n.op != "call_function":
+            return super().run_node(n)
+        with saved_tensors_hooks(lambda tensor: self._pack(n, tensor), lambda tensor: tensor):
+            try:
+                result = super().run_node(n)
+            except Exception:
+                result = self._assume(n)
+        self.alive.append(result)
+        several = isinstance(result, tuple | list)
+        for index, tensor in enumerate(result if several else (result,)):
+            name = f"{n.name}.{index}" if several else n.name
+            if isinstance(tensor, torch.Tensor) and name in self.values:
+                self.owner.setdefault(_address(tensor), name)
+        self._settle()
+        return result
+
+    def call_function(self, target: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Run an op on the CPU, as the kernel that an accelerator would use."""
+        args, kwargs = pytree.tree_map(_on_cpu, (args, kwargs))
+        return KERNELS.get(target, target)(*args, **kwargs)
+
+    def _pack(self, node: torch.fx.Node, tensor: torch.Tensor) -> torch.Tensor:
+        self.packed.append(_Packed(node.name, tensor.detach()))
+        return tensor
+
+    def _settle(self) -> None:
+        """Attribute what was packed, once the outputs of the node are known."""
+        for packed in self.packed:
+            address = _address(packed.tensor)
+            if address not in self.counted:
+                self.counted.add(address)
+                self.saved.setdefault(packed.node, []).append(self._describe(packed.tensor))
+                self.alive.append(packed.tensor)
+        self.packed.clear()
+
+    def _describe(self, tensor: torch.Tensor) -> Saved:
+        value = self.values.get(self.owner.get(_address(tensor)) or "")
+        stored_bytes = tensor.untyped_storage().nbytes()
+        if value is not None and value.bytes == stored_bytes:
+            return Saved(value=value.name, shape=value.shape, dtype=value.dtype)
+        elements = stored_bytes // tensor.element_size()
+        shape = tuple(tensor.shape) if tensor.numel() == elements else (elements,)
+        return Saved(value=value and value.name, shape=shape, dtype=dtype_name(tensor.dtype))
+
+    def _assume(self, node: torch.fx.Node) -> Any:
+        """The op cannot run on fake tensors: assume that it keeps its floating-point inputs."""
+        self.failed.append(str(node.target))
+        inputs = [self.env[source] for source in node.all_input_nodes]
+        inputs = [t for t in inputs if isinstance(t, torch.Tensor) and t.is_floating_point()]
+        differentiable = any(tensor.requires_grad for tensor in inputs)
+        if differentiable:
+            self.packed += [_Packed(node.name, tensor.detach()) for tensor in inputs]
+
+        def make(leaf: Any) -> Any:
+            grad = differentiable and isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+            return _fake_like(leaf, requires_grad=grad) if isinstance(leaf, torch.Tensor) else leaf
+
+        return pytree.tree_map(make, node.meta.get("val"))
+
+    def warnings(self) -> tuple[str, ...]:
+        """One sentence that names the ops whose kept tensors are assumed."""
+        if not self.failed:
+            return ()
+        ops = ", ".join(sorted(set(self.failed)))
+        return (f"kept activations of {ops} are assumed to be all their floating-point inputs",)
+
+
+def _fake_like(tensor: torch.Tensor, *, requires_grad: bool) -> torch.Tensor:
+    """A fake CPU tensor with the sizes, strides and dtype of a tensor on any device."""
+    return torch.empty_strided(
+        tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu", requires_grad=requires_grad
+    )
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _on_cpu(leaf: Any) -> Any:
+    return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
