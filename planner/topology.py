@@ -40,6 +40,9 @@ class Device:
     """Smallest time one kernel takes on the device, seconds."""
     sources: dict[str, str]
     """Where each number was read, by field name."""
+    architecture: str = "other"
+    """`ampere`, `hopper`, `cdna3`, `cpu`, ...: selects the efficiency curves."""
+    description: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +104,9 @@ class Topology:
     device: Device
     levels: tuple[Level, ...]
     sources: dict[str, str] = field(default_factory=dict)
+    description: str = ""
+    usd_per_device_hour: float | None = None
+    """Price of one device for one hour, US dollars; None if unknown."""
 
     @property
     def devices(self) -> int:
@@ -128,16 +134,41 @@ class Topology:
         The group starts at rank 0; groups that begin elsewhere spread the same way whenever
         sizes divide, which the search guarantees. Members are counted by distinct child units,
         rounding up where the spacing does not divide a level.
+
+        Distinct units of `unit` devices that ranks 0, stride, ..., (size-1)*stride fall into:
+        every rank its own if stride >= unit, else all units up to the last rank's.
+
+        Raises `ValueError` if the ranks do not fit in the cluster.
         """
-        ranks = [i * stride for i in range(size)]
+        assert size >= 1 and stride >= 1, (size, stride)
         members = []
-        unit = 1
-        before = size
+        unit, before = 1, size
         for level in self.levels:
             unit *= level.size
-            here = len({rank // unit for rank in ranks})
+            here = min(size, (size - 1) * stride // unit + 1)
             members.append(-(-before // here))
             before = here
         if before > 1:
             raise ValueError(f"{size} ranks spaced by {stride} do not fit in {self.devices} devices")
         return GroupSpan(members=tuple(members))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopologySummary:
+    """One line of the list of bundled topologies."""
+
+    name: str
+    device: str
+    levels: tuple[Level, ...]
+    """Innermost first, without measured curves."""
+    description: str
+
+    @property
+    def devices_per_node(self) -> int:
+        """Devices below the outermost level (all of them if there is only one level)."""
+        return math.prod(level.size for level in self.levels[:-1]) if len(self.levels) > 1 else self.devices
+
+    @property
+    def devices(self) -> int:
+        """Devices of the cluster at its default number of nodes."""
+        return math.prod(level.size for level in self.levels)

@@ -1,0 +1,283 @@
+"""Topologies from files: bundled ones by name, a user's own by path.
+
+In: `dgx-h100`, `dgx-h100:128` (128 nodes), `my-cluster.yaml` or `my-cluster.yaml:16`.
+Out: the nouns of `planner.topology` in SI units. A file's GB/s are decimal, its memory GiB, its
+times microseconds. Every fault is a `TopologyError` naming file, line, field and nearest value.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import accumulate
+from os.path import isfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..planner.errors import TopologyError, did_you_mean
+from ..planner.topology import (
+    CollectiveCurve,
+    Device,
+    Efficiency,
+    Level,
+    Topology,
+    TopologySummary,
+)
+from .document import Document, read
+
+if TYPE_CHECKING:
+    from .schema import (
+        ClusterFile,
+        CurveEntry,
+        CurveFile,
+        DeviceFile,
+        EfficiencyEntry,
+        LevelFile,
+    )
+
+HERE = Path(__file__).parent
+SUFFIXES = (".yaml", ".yml")
+GB = 1e9
+GIB = 2**30
+TERA = 1e12
+MICRO = 1e-6
+MAX_NODES = 1_000_000
+"""More nodes than any cluster has: a slip of the keyboard."""
+DEFAULT_ARCHITECTURE = "default"
+OUTERMOST = "cluster"
+
+
+def load(spec: str, *, nodes: int | None = None) -> Topology:
+    """The topology that `spec` names, with `nodes` nodes if given (here or as `spec:NODES`).
+
+    Raises `TopologyError` for an unknown name, a malformed file or an impossible node count.
+    """
+    name, asked = _split(spec)
+    if nodes is not None and asked is not None and nodes != asked:
+        raise TopologyError(f"topology {spec!r} asks for {asked} nodes, but nodes={nodes} was given too")
+    count = asked if nodes is None else _node_count(spec, nodes)
+    topology = load_file(_find("topology", name, "clusters"))
+    return topology if count is None else topology.with_nodes(count)
+
+
+def load_file(path: Path) -> Topology:
+    """The topology of one cluster file. Raises `TopologyError`."""
+    from .schema import ClusterFile, check
+
+    document = read(path)
+    cluster = check(document, ClusterFile)
+    _check_levels(document, cluster)
+    return Topology(
+        name=cluster.name,
+        description=cluster.description,
+        device=_device_of(document, cluster.device),
+        levels=tuple(_level(document, i, level) for i, level in enumerate(cluster.levels)),
+        usd_per_device_hour=cluster.usd_per_device_hour,
+        sources={"usd_per_device_hour": cluster.price_source} if cluster.price_source else {},
+    )
+
+
+def load_device(name: str) -> Device:
+    """A bundled device by name, or one from a device file by path. Raises `TopologyError`."""
+    return _read_device(_find("device", name, "devices"))
+
+
+def list_topologies() -> tuple[TopologySummary, ...]:
+    """One summary for each bundled topology, sorted by name."""
+    return tuple(_summary(path) for path in _bundled("clusters").values())
+
+
+def list_devices() -> tuple[str, ...]:
+    """Names of the bundled devices, sorted."""
+    return tuple(_bundled("devices"))
+
+
+def topology_hash(topology: Topology) -> str:
+    """SHA-256 (hex) over everything in a topology that a plan depends on.
+
+    Prose (descriptions, sources) is left out: rewording a citation changes no plan.
+    """
+    import hashlib
+    import json
+    from dataclasses import asdict
+
+    text = json.dumps(_without_prose(asdict(topology)), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _without_prose(value: object) -> object:
+    if isinstance(value, dict):
+        prose = {"source", "sources", "description"}
+        return {key: _without_prose(item) for key, item in value.items() if key not in prose}
+    if isinstance(value, list | tuple):
+        return [_without_prose(item) for item in value]
+    return value
+
+
+def _split(spec: str) -> tuple[str, int | None]:
+    """`name:128` -> (`name`, 128). A path that exists as it stands is never split."""
+    name, colon, count = spec.rpartition(":")
+    if not colon or isfile(spec):
+        return spec, None
+    return name, _node_count(spec, count)
+
+
+def _node_count(spec: str, count: str | int) -> int:
+    """A number of nodes between 1 and MAX_NODES, or a `TopologyError`."""
+    text = str(count).strip()
+    if isinstance(count, bool) or not re.fullmatch(r"[+-]?[0-9]+", text):
+        raise TopologyError(
+            f"topology {spec!r}: nodes: found {text!r}, expected a whole number, as in 'dgx-h100:16'"
+        )
+    if text.startswith("-") or not text.strip("+0"):
+        near = text.lstrip("-0") or "1"
+        raise TopologyError(
+            f"topology {spec!r}: nodes: found {text}, must be at least 1; did you mean {near}?"
+        )
+    if len(text.lstrip("+0")) > len(str(MAX_NODES)) or int(text) > MAX_NODES:
+        raise TopologyError(f"topology {spec!r}: nodes: found {text[:20]}, must be at most {MAX_NODES}")
+    return int(text)
+
+
+def _bundled(folder: str) -> dict[str, Path]:
+    return {path.stem: path for path in sorted((HERE / folder).glob("*.yaml"))}
+
+
+def _find(kind: str, name: str, folder: str, *, beside: Path | None = None) -> Path:
+    """The file of a bundled name, or the path itself (relative to `beside`) if it names a file."""
+    bundled = _bundled(folder)
+    if name in bundled:
+        return bundled[name]
+    path = (beside or Path()) / name
+    if isfile(path):
+        return path
+    if path.suffix in SUFFIXES:
+        raise TopologyError(f"{kind} file {str(path)!r} does not exist{did_you_mean(path.stem, bundled)}")
+    near = did_you_mean(name, bundled)
+    raise TopologyError(f"no {kind} named {name!r}{near or '; there are: ' + ', '.join(bundled)}")
+
+
+def _check_levels(document: Document, cluster: ClusterFile) -> None:
+    names = [level.name for level in cluster.levels]
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            raise document.error(
+                ("levels", i, "name"), f"found {name!r} a second time; levels need distinct names"
+            )
+    if names[-1] != OUTERMOST:
+        problem = (
+            f"found {names[-1]!r}, but the last level must be {OUTERMOST!r} (its size is the number of nodes)"
+        )
+        raise document.error(("levels", len(names) - 1, "name"), problem)
+
+
+def _device_of(document: Document, name: str) -> Device:
+    try:
+        path = _find("device", name, "devices", beside=document.path.parent)
+    except TopologyError as error:
+        raise document.error(("device",), str(error)) from error
+    return _read_device(path)
+
+
+def _read_device(path: Path) -> Device:
+    from .schema import DeviceFile, check
+
+    device = check(read(path), DeviceFile)
+    return Device(
+        name=device.name,
+        description=device.description,
+        vendor=device.vendor,
+        architecture=device.architecture,
+        memory_bytes=round(device.memory_gib * GIB),
+        memory_bytes_per_s=device.memory_bandwidth_gb_per_s * GB,
+        peak_flops={dtype: tflops * TERA for dtype, tflops in device.peak_tflops.items()},
+        efficiency=_efficiency(device.architecture),
+        kernel_latency_s=device.kernel_latency_us * MICRO,
+        sources=_device_sources(path, device),
+    )
+
+
+def _device_sources(path: Path, device: DeviceFile) -> dict[str, str]:
+    """Sources under the noun's field names; a user's file without any is its own source."""
+    given = device.sources
+    unknown = f"given in {path}"
+    return {
+        "memory_bytes": given.memory_gib if given else unknown,
+        "memory_bytes_per_s": given.memory_bandwidth_gb_per_s if given else unknown,
+        "peak_flops": given.peak_tflops if given else unknown,
+        "kernel_latency_s": given.kernel_latency_us if given else unknown,
+    }
+
+
+def _efficiency(architecture: str) -> dict[str, Efficiency]:
+    """The architecture's efficiencies; a family it lacks comes from `default`."""
+    from .schema import check_efficiencies
+
+    table = check_efficiencies(read(HERE / "curves" / "efficiency.yaml"))
+    families = {**table.get(DEFAULT_ARCHITECTURE, {}), **table.get(architecture, {})}
+    return {family: _efficiency_curve(entry) for family, entry in families.items()}
+
+
+def _efficiency_curve(entry: EfficiencyEntry) -> Efficiency:
+    points = sorted((size, fraction) for size, fraction in entry.curve)
+    return Efficiency(curve=tuple(points), origin=entry.origin, source=entry.source)
+
+
+def _level(document: Document, index: int, level: LevelFile) -> Level:
+    return Level(
+        name=level.name,
+        size=level.size,
+        kind=level.kind,
+        bytes_per_s=level.gb_per_s * GB,
+        latency_s=level.latency_us * MICRO,
+        efficiency=level.efficiency,
+        curves=_curves(document, index, level) if level.curves else (),
+        source=_level_source(document, level),
+    )
+
+
+def _level_source(document: Document, level: LevelFile) -> str:
+    if level.sources is None:
+        return f"given in {document.path}"
+    named = {
+        "bandwidth": level.sources.gb_per_s,
+        "latency": level.sources.latency_us,
+        "efficiency": level.sources.efficiency,
+    }
+    return "; ".join(f"{what}: {where}" for what, where in named.items())
+
+
+def _curves(document: Document, index: int, level: LevelFile) -> tuple[CollectiveCurve, ...]:
+    from .schema import CurveFile, check
+
+    assert level.curves is not None
+    try:
+        path = _find("curve file", level.curves, "curves", beside=document.path.parent)
+    except TopologyError as error:
+        raise document.error(("levels", index, "curves"), str(error)) from error
+    file = check(read(path), CurveFile)
+    return tuple(_curve(file, entry) for entry in file.curves if entry.ranks <= level.size)
+
+
+def _curve(file: CurveFile, entry: CurveEntry) -> CollectiveCurve:
+    """Seconds, sorted by size, and made monotone: the running maximum removes dips of noise."""
+    points = sorted((size, us * MICRO) for size, us in entry.bytes_us)
+    seconds = accumulate((s for _, s in points), max)
+    return CollectiveCurve(
+        collective=entry.collective,
+        ranks=entry.ranks,
+        points=tuple(zip((size for size, _ in points), seconds, strict=True)),
+        source=file.source,
+    )
+
+
+def _summary(path: Path) -> TopologySummary:
+    """What `list_topologies` says of one file: no device, no curves, so that listing is quick."""
+    from .schema import ClusterFile, check
+
+    document = read(path)
+    cluster = check(document, ClusterFile)
+    bare = [level.model_copy(update={"curves": None}) for level in cluster.levels]
+    levels = tuple(_level(document, i, level) for i, level in enumerate(bare))
+    return TopologySummary(
+        name=cluster.name, device=cluster.device, levels=levels, description=cluster.description
+    )
