@@ -17,6 +17,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from ..planner.topology import Device, Level, Topology
+from . import words
 
 DTYPE_ORDER = ("fp8", "bf16", "fp16", "tf32", "fp32")
 
@@ -49,9 +50,9 @@ def render_list(clusters: Iterable[Topology]) -> RenderableType:
         table.add_row(
             cluster.name,
             cluster.device.name,
-            _gib(cluster.device.memory_bytes),
+            words.size(cluster.device.memory_bytes),
             f"{cluster.nodes} x {cluster.devices_per_node}",
-            ", ".join(f"{level.kind} {_rate(level.bytes_per_s)}" for level in cluster.levels),
+            ", ".join(f"{level.kind} {words.rate(level.bytes_per_s)}" for level in cluster.levels),
         )
     hint = Text(
         "\nname:NODES sets the number of nodes, e.g. dgx-h100:128; rates are per device and direction"
@@ -73,7 +74,7 @@ def document(cluster: Topology) -> dict[str, Any]:
 
 def render(cluster: Topology) -> RenderableType:
     """The cluster's levels as a tree, its device's facts, and the source of every number."""
-    nodes = "1 node" if cluster.nodes == 1 else f"{cluster.nodes} nodes"
+    nodes = words.plural(cluster.nodes, "node")
     title = Text(f"{cluster.name}: {cluster.devices} x {cluster.device.name}, {nodes}", style="bold")
     return Group(title, Text(), _levels(cluster), Text(), _device(cluster.device), Text(), _sources(cluster))
 
@@ -83,15 +84,15 @@ def _levels(cluster: Topology) -> Tree:
     tree = branch = Tree(_level(outermost))
     for level in inner:
         branch = branch.add(_level(level))
-    branch.add(f"{cluster.device.name}, {_gib(cluster.device.memory_bytes)}")
+    branch.add(f"{cluster.device.name}, {words.size(cluster.device.memory_bytes)}")
     return tree
 
 
 def _level(level: Level) -> Text:
     text = Text.assemble(
         (level.name, "bold"),
-        f": {level.size} joined by {level.kind}, {_rate(level.bytes_per_s)} per device and direction, "
-        f"{_time(level.latency_s)} a hop, {level.efficiency:.0%} reached",
+        f": {level.size} joined by {level.kind}, {words.rate(level.bytes_per_s)} per device and direction, "
+        f"{words.duration(level.latency_s)} a hop, {level.efficiency:.0%} reached",
     )
     for curve in level.curves:
         text.append(f"\n  measured: {curve.collective} among {curve.ranks}, {len(curve.points)} sizes")
@@ -114,11 +115,11 @@ def _device(device: Device) -> Table:
 
 def _facts(device: Device) -> Iterator[tuple[str, str, str]]:
     """(field, what it is called, its value) of the plain numbers of a device."""
-    yield "memory_bytes", "memory", _gib(device.memory_bytes)
-    yield "memory_bytes_per_s", "memory bandwidth", _rate(device.memory_bytes_per_s)
+    yield "memory_bytes", "memory", words.size(device.memory_bytes)
+    yield "memory_bytes_per_s", "memory bandwidth", words.rate(device.memory_bytes_per_s)
     for dtype in sorted(device.peak_flops, key=_dtype_rank):
-        yield "peak_flops", f"{dtype} peak", f"{device.peak_flops[dtype] / 1e12:,.4g} TFLOP/s"
-    yield "kernel_latency_s", "shortest kernel", _time(device.kernel_latency_s)
+        yield "peak_flops", f"{dtype} peak", f"{words.digits(device.peak_flops[dtype] / 1e12)} TFLOP/s"
+    yield "kernel_latency_s", "shortest kernel", words.duration(device.kernel_latency_s)
 
 
 def _dtype_rank(dtype: str) -> tuple[int, str]:
@@ -136,18 +137,3 @@ def _sources(cluster: Topology) -> RenderableType:
 def _curves(cluster: Topology) -> Iterator[Any]:
     for level in cluster.levels:
         yield from level.curves
-
-
-# --------------------------------------------------------------------------- units
-
-
-def _gib(size_bytes: float) -> str:
-    return f"{size_bytes / 2**30:,.4g} GiB"
-
-
-def _rate(bytes_per_s: float) -> str:
-    return f"{bytes_per_s / 1e9:,.4g} GB/s"
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds * 1e6:,.3g} us" if seconds < 1e-3 else f"{seconds * 1e3:,.3g} ms"
