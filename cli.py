@@ -1,4 +1,4 @@
-"""The `tpplan` command. In: arguments, TPPLAN_CACHE_DIR, NO_COLOR. Out: a report or one JSON document.
+"""The `tpplan` command. In: arguments, TPPLAN_CACHE_DIR. Out: a report or one JSON document.
 
 Reports and JSON go to stdout, everything else (progress, notes, errors, what a model file prints)
 to stderr. Exit codes: 0 done, 1 a bug in tpplan or a solver that failed, 2 bad input, 3 infeasible,
@@ -23,18 +23,21 @@ import typer
 
 from . import __version__
 from .planner.errors import OptionError, PlanError, TpplanError, UserError
-from .planner.plan import Infeasible, Plan
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from .planner.options import Pins
+    from .planner.plan import Infeasible, Plan
     from .planner.topology import Topology
 
 DONE, FAILED, BAD_INPUT, INFEASIBLE, INTERRUPTED = 0, 1, 2, 3, 130
 
 COMPARE_LIMIT_S = 10.0
 """Longest search, seconds, for the plan that `estimate` compares yours with."""
+
+SAME_WITHIN = 5e-4
+"""Step times that differ by less than this fraction are the same to a reader of tenths of a percent."""
 
 ClickException = cast("type[Exception]", typer.BadParameter.__mro__[2])
 """Base of the errors raised for arguments that cannot be parsed; typer does not export it."""
@@ -102,7 +105,7 @@ SetOption = Annotated[
     _option(
         "--set",
         metavar="K=V,...",
-        help="Fix some of pp, dp, cp, ep, tp, zero, recompute, micro_batch; the rest is chosen for you.",
+        help="Fix some of pp, dp, cp, ep, tp, zero, micro_batch, recompute, schedule, virtual_stages.",
     ),
 ]
 FrameworkOption = Annotated[
@@ -140,6 +143,16 @@ class Request:
     """Keyword arguments of `planner.suggest.suggest` that the user gave."""
     pins: Pins
     quiet: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A plan, or why there is none; one of the two is None."""
+
+    plan: Plan | None
+    infeasible: Infeasible | None
+    wall_s: float
+    """How long it took, model loading included, seconds."""
 
 
 # --------------------------------------------------------------------------- commands
@@ -197,9 +210,10 @@ def suggest(
     }  # fmt: skip
     _check_output(output)
     request = _request(model, topology, nodes, pins=_parse_sets(sets), options=options, quiet=quiet)
-    answer, wall_s = _answer(request)
-    _save(answer, output, quiet=quiet)
-    _show(answer, _document(answer, wall_s), as_json=json_)
+    answer = _answer(request)
+    if output and answer.plan:
+        _save(answer.plan, output, quiet=quiet)
+    _show(answer, _document(answer), as_json=json_)
 
 
 @app.command(
@@ -240,20 +254,22 @@ def estimate(
     if theirs:
         options = _options_of(theirs) | {key: value for key, value in options.items() if value is not None}
     request = _request(model, topology, nodes, pins=pins, options=options, quiet=quiet)
-    answer, wall_s = _answer(request)
-    _check_same_model(theirs, answer, file=plan)
+    answer = _answer(request)
+    if theirs and answer.plan:
+        _check_same_model(theirs, answer.plan, file=plan)
     best = _best(request) if compare else None
     extra = {"best": _summary(best)} if best else {}
-    _show(answer, _document(answer, wall_s) | extra, as_json=json_, note=_comparison(answer, best))
+    note = _comparison(answer.plan, best) if best else ""
+    _show(answer, _document(answer) | extra, as_json=json_, note=note)
 
 
 @topology_app.command("list", epilog="Example:  tpplan topology list --json")
 def topology_list(json_: JsonOption = False) -> None:
     """List the bundled clusters."""
     from .report.hardware import render_list, summary
-    from .topologies.load import list_topologies, load
+    from .topologies.load import list_topologies
 
-    clusters = [load(name) for name in list_topologies()]
+    clusters = list_topologies()
     if json_:
         _print_json({"topologies": [summary(cluster) for cluster in clusters]})
     else:
@@ -296,7 +312,7 @@ def _request(
         devices=topology.devices,
         global_batch=given.get("global_batch"),
         seq_len=given.get("seq_len"),
-        cluster=topology.name,
+        cluster=spec if nodes is None else f"{spec} with {nodes} nodes",
     )
     given["dtype"] = choose_dtype(given.get("dtype"), topology.device)
     return Request(model=model, topology=topology, options=given, pins=pins, quiet=quiet)
@@ -350,25 +366,25 @@ def _check_output(path: Path | None) -> None:
         raise OptionError(f"--output {path}: there is no directory {path.parent}")
 
 
-def _check_same_model(plan: Plan | None, answer: Plan | Infeasible, *, file: Path | None) -> None:
-    if plan is None or isinstance(answer, Infeasible) or plan.model.parameters == answer.model.parameters:
+def _check_same_model(theirs: Plan, ours: Plan, *, file: Path | None) -> None:
+    if theirs.model.parameters == ours.model.parameters:
         return
     raise PlanError(
-        f"{file}: the plan is for {plan.model.name} with {plan.model.parameters:,} parameters, "
-        f"but {answer.model.source} has {answer.model.parameters:,}"
+        f"{file}: the plan is for {theirs.model.name} with {theirs.model.parameters:,} parameters, "
+        f"but {ours.model.source} has {ours.model.parameters:,}"
     )
 
 
 # --------------------------------------------------------------------------- planning
 
 
-def _answer(request: Request) -> tuple[Plan | Infeasible, float]:
-    """The plan (or why there is none), and the seconds it took."""
+def _answer(request: Request) -> Answer:
     start = time.perf_counter()
     with _stdout_to_stderr(), _progress(request.quiet) as progress:
+        from .planner.plan import Plan
         from .planner.suggest import suggest as find
 
-        answer = find(
+        found = find(
             request.model,
             topology=request.topology,
             pins=request.pins or None,
@@ -376,14 +392,14 @@ def _answer(request: Request) -> tuple[Plan | Infeasible, float]:
             progress=progress,
             **request.options,
         )
-    return answer, time.perf_counter() - start
+    plan, infeasible = (found, None) if isinstance(found, Plan) else (None, found)
+    return Answer(plan=plan, infeasible=infeasible, wall_s=time.perf_counter() - start)
 
 
 def _best(request: Request) -> Plan | None:
     """The best plan when nothing is fixed, as far as a short search finds it."""
-    free = replace(request, pins={}, options=request.options | {"time_limit_s": COMPARE_LIMIT_S})
-    best = _answer(free)[0]
-    return best if isinstance(best, Plan) else None
+    options = request.options | {"time_limit_s": COMPARE_LIMIT_S}
+    return _answer(replace(request, pins={}, options=options)).plan
 
 
 def _cache_dir() -> Path:
@@ -412,55 +428,62 @@ def _progress(quiet: bool) -> Iterator[Callable[[str], None] | None]:
     if quiet or not sys.stderr.isatty():
         yield None
         return
-    with _console(stderr=True).status("loading the model") as status:
+    from rich.console import Console
+
+    with Console(stderr=True).status("loading the model") as status:
         yield status.update
 
 
 # --------------------------------------------------------------------------- answers
 
 
-def _console(*, stderr: bool = False) -> Console:
-    from rich.console import Console
+def _console() -> Console:
+    from .report.terminal import open_console
 
-    return Console(stderr=stderr, no_color=bool(os.environ.get("NO_COLOR")) or None)
+    return open_console(sys.stdout)
 
 
-def _document(answer: Plan | Infeasible, wall_s: float) -> dict[str, Any]:
+def _document(answer: Answer) -> dict[str, Any]:
     from .report.json_view import infeasible_document, plan_document
 
-    if isinstance(answer, Infeasible):
-        return infeasible_document(answer)
-    return plan_document(answer, wall_s=wall_s)
+    if answer.infeasible:
+        return infeasible_document(answer.infeasible)
+    assert answer.plan
+    return plan_document(answer.plan, wall_s=answer.wall_s)
 
 
 def _print_json(document: dict[str, Any]) -> None:
     print(json.dumps(document, indent=2, allow_nan=False))
 
 
-def _save(answer: Plan | Infeasible, path: Path | None, *, quiet: bool) -> None:
+def _save(plan: Plan, path: Path, *, quiet: bool) -> None:
     from .planner.plan_file import save
 
-    if path is None or isinstance(answer, Infeasible):
-        return
-    save(answer, path)
+    save(plan, path)
     if not quiet:
         print(f"tpplan: wrote {path}", file=sys.stderr)
 
 
-def _show(answer: Plan | Infeasible, document: dict[str, Any], *, as_json: bool, note: str = "") -> None:
+def _show(answer: Answer, document: dict[str, Any], *, as_json: bool, note: str = "") -> None:
     """Print the answer; leaves with exit code 3 if it is that nothing fits."""
-    from .report.terminal import print_report, render_infeasible
-
     if as_json:
         _print_json(document)
-    elif isinstance(answer, Infeasible):
-        _console().print(render_infeasible(answer))
     else:
-        print_report(answer, console=_console())
-    if note and not as_json:
-        _console().print(note, markup=False, highlight=False)
-    if isinstance(answer, Infeasible):
+        _print_report(answer, note=note)
+    if answer.infeasible:
         raise typer.Exit(INFEASIBLE)
+
+
+def _print_report(answer: Answer, *, note: str) -> None:
+    from .report.terminal import print_report, render_infeasible
+
+    console = _console()
+    if answer.infeasible:
+        console.print(render_infeasible(answer.infeasible))
+    if answer.plan:
+        print_report(answer.plan, console=console)
+    if note:
+        console.print(note, markup=False, highlight=False)
 
 
 def _summary(plan: Plan) -> dict[str, Any]:
@@ -473,17 +496,15 @@ def _summary(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _comparison(mine: Plan | Infeasible, best: Plan | None) -> str:
-    """How checked choices do against the best plan, in one line; empty without one."""
-    if best is None:
-        return ""
+def _comparison(mine: Plan | None, best: Plan) -> str:
+    """How checked choices do against the best plan, in one line."""
     found = f"{best.mesh}, zero={best.zero_stage}, {best.predicted.step_time_s:.3g} s per step"
-    if isinstance(mine, Infeasible):
+    if mine is None:
         return f"A plan that fits: {found}."
     ratio = mine.predicted.step_time_s / best.predicted.step_time_s
-    if ratio <= 1.0005:
+    if ratio < 1 + SAME_WITHIN:
         return "No better plan was found."
-    return f"The best plan found: {found}; yours takes {100 * (ratio - 1):.1f}% longer."
+    return f"The best plan found: {found}; yours takes {ratio - 1:.1%} longer."
 
 
 # --------------------------------------------------------------------------- errors end here
@@ -493,7 +514,9 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's) and return its exit code."""
     arguments = sys.argv[1:] if argv is None else argv
     try:
-        return app(arguments, prog_name="tpplan", standalone_mode=False) or DONE
+        code = app(arguments, prog_name="tpplan", standalone_mode=False)
+        sys.stdout.flush()
+        return code or DONE
     except ClickException as error:
         return _usage_error(error)
     except UserError as error:

@@ -17,6 +17,7 @@ from .errors import OptionError, did_you_mean
 from .mesh import AXES
 from .plan import Plan
 from .profile import OPTIMIZERS, Job
+from .schedule import Schedule
 from .topology import Device
 
 MODES = ("train",)
@@ -26,9 +27,10 @@ LATER_OBJECTIVES = ("latency", "memory", "cost")
 DTYPES = ("bf16", "fp16", "fp32")
 """Data types of parameters and activations, the preferred first."""
 FRAMEWORK_NAMES = ("megatron", "torch", "tpplan")
-RECOMPUTES = tuple(str(mode) for mode in Recompute)
 ZERO_STAGES = (0, 1, 2, 3)
-PIN_KEYS = (*AXES, "zero", "recompute", "micro_batch")
+WORD_PINS = {"recompute": tuple(map(str, Recompute)), "schedule": tuple(map(str, Schedule))}
+"""Pins whose values are words, and which."""
+PIN_KEYS = (*AXES, "zero", "micro_batch", "recompute", "schedule", "virtual_stages")
 
 DEFAULT_SEQ_LEN = 4096
 """Tokens; used only where the model does not say. The context length of Llama 2 (arXiv:2307.09288)."""
@@ -207,18 +209,19 @@ def check_pins(
 def pins_of(plan: Plan) -> Pins:
     """The choices of a plan as pins; recompute that differs between blocks is left free."""
     pins: Pins = {**plan.mesh.sizes, "zero": plan.zero_stage, "micro_batch": plan.micro_batch}
-    return pins if plan.recompute == "mixed" else pins | {"recompute": plan.recompute}
+    if plan.recompute in WORD_PINS["recompute"]:
+        pins["recompute"] = plan.recompute
+    if plan.schedule in WORD_PINS["schedule"]:
+        pins |= {"schedule": plan.schedule, "virtual_stages": plan.virtual_stages}
+    return pins
 
 
 def _pin_value(key: str, value: object) -> int | str:
     if key not in PIN_KEYS:
         known = ", ".join(PIN_KEYS)
         raise OptionError(f"--set: unknown key {key!r}{did_you_mean(key, PIN_KEYS)}; known: {known}")
-    if key == "recompute":
-        if value not in RECOMPUTES:
-            hint = did_you_mean(str(value), RECOMPUTES)
-            raise OptionError(f"recompute={value}{hint}; allowed: {', '.join(RECOMPUTES)}")
-        return str(value)
+    if key in WORD_PINS:
+        return _pin_word(key, str(value))
     number = int(value) if isinstance(value, str) and value.isdecimal() else value
     if key == "zero":
         if not _is_int(number) or number not in ZERO_STAGES:
@@ -226,6 +229,13 @@ def _pin_value(key: str, value: object) -> int | str:
     elif not _is_int(number) or number < 1:  # type: ignore[operator]
         raise OptionError(f"{key}={value}: expected a whole number, at least 1")
     return number  # type: ignore[return-value]
+
+
+def _pin_word(key: str, value: str) -> str:
+    allowed = WORD_PINS[key]
+    if value not in allowed:
+        raise OptionError(f"{key}={value}{did_you_mean(value, allowed)}; allowed: {', '.join(allowed)}")
+    return value
 
 
 def _check_product(sizes: Mapping[str, int], *, devices: int, complete: bool, cluster: str) -> None:
