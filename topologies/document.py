@@ -63,8 +63,7 @@ def read(path: Path) -> Document:
         _reject_duplicates(path, node)
         data = loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        raise TopologyError(f"{path}:{mark.line + 1 if mark else 1}: not YAML: {error.problem}") from error
+        raise TopologyError(f"{path}:{_line_of(error)}: not YAML: {error.problem}") from error
     except yaml.YAMLError as error:
         raise TopologyError(f"{path}:1: not YAML: {error}") from error
     except RecursionError as error:
@@ -89,6 +88,14 @@ def _text(path: Path) -> str:
         raise TopologyError(f"{path}:{line}: not a text file (byte {error.start} is not UTF-8)") from error
     except OSError as error:
         raise TopologyError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _line_of(error: yaml.MarkedYAMLError) -> int:
+    """Where to look: the place of the problem, or what was left open if that is the file's end."""
+    marks = (error.problem_mark, error.context_mark)
+    at_end = "end of stream" in (error.problem or "")
+    mark = next((m for m in (reversed(marks) if at_end else marks) if m is not None), None)
+    return mark.line + 1 if mark else 1
 
 
 def _child(node: yaml.Node, part: int | str) -> tuple[yaml.Node, yaml.Node] | None:

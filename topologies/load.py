@@ -139,7 +139,8 @@ def _node_count(spec: str, count: str | int) -> int:
 
 
 def _bundled(folder: str) -> dict[str, Path]:
-    return {path.stem: path for path in sorted((HERE / folder).glob("*.yaml"))}
+    found = {path.stem: path for path in (HERE / folder).glob("*.yaml")}
+    return dict(sorted(found.items()))
 
 
 def _find(kind: str, name: str, folder: str, *, beside: Path | None = None) -> Path:
@@ -152,8 +153,15 @@ def _find(kind: str, name: str, folder: str, *, beside: Path | None = None) -> P
         return path
     if path.suffix in SUFFIXES:
         raise TopologyError(f"{kind} file {str(path)!r} does not exist{did_you_mean(path.stem, bundled)}")
-    near = did_you_mean(name, bundled)
-    raise TopologyError(f"no {kind} named {name!r}{near or '; there are: ' + ', '.join(bundled)}")
+    raise TopologyError(f"no {kind} named {name!r}{_nearest(name, bundled)}")
+
+
+def _nearest(name: str, bundled: dict[str, Path]) -> str:
+    """What was probably meant: names that go on as `name` begins, else a near miss, else the list."""
+    longer = [repr(other) for other in bundled if name and other.startswith(name)]
+    if longer:
+        return f"; did you mean {' or '.join(longer)}?"
+    return did_you_mean(name, bundled) or f"; there are: {', '.join(bundled)}"
 
 
 def _check_levels(document: Document, cluster: ClusterFile) -> None:
