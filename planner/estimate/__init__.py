@@ -1,1 +1,1 @@
-"""Seconds and bytes of a candidate: compute, collectives and memory, each tagged with its origin."""
+"""Estimates: kernels (`compute`), collectives (`collectives`) and what software adds (`frameworks`)."""

@@ -1,0 +1,33 @@
+"""All-reduce: the better of a flat ring and a tree of nodes.
+
+Ring: 2 (n-1)/n S per rank. Tree: reduce up and broadcast down a double binary tree of units (Sanders,
+Speck and Traff 2009; NCCL's Tree and NVLSTree), in 2 log2(units) hops: S crosses each unit's links when
+there are two units, 2 S when there are more. So busbw over two nodes may exceed the network's
+(NVIDIA/nccl-tests#196). A composition of reduce-scatter inside, all-reduce across and all-gather inside is
+not offered: NCCL does not run one, and over 3 and 4 nodes of AWS p4d (NVIDIA/nccl#527) it would promise
+36 and 33 GB/s bus bandwidth where 31.8 and 29.6 were measured; the ring says 30.
+"""
+
+from __future__ import annotations
+
+import math
+
+from .group import FEED, Group, Stream
+from .group import ring as flat_ring
+
+
+def ring(group: Group, nbytes: float) -> Stream:
+    """A flat ring, twice round; `nbytes` is each rank's buffer."""
+    return flat_ring(group, nbytes, laps=2)
+
+
+def tree(group: Group, nbytes: float) -> Stream:
+    """A tree across units, with the measured core (a switch that reduces, perhaps) inside them."""
+    latency_s, core_s, hops_s = 0.0, 0.0, 0.0
+    if group.core is not None:
+        core_s = group.core.whole.at(nbytes).seconds / FEED
+    for hop in group.hops:
+        crossing = nbytes if hop.members == 2 else 2.0 * nbytes
+        hops_s = max(hops_s, crossing / (hop.inside * hop.speed))
+        latency_s += 2 * math.ceil(math.log2(hop.members)) * hop.latency_s
+    return Stream(latency_s, core_s, hops_s)

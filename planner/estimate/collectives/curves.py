@@ -1,0 +1,125 @@
+"""Measured times of one collective on one level, and what lies between and beyond the measurements.
+
+In: the level's `CollectiveCurve`s. Out: for a number of ranks, a function from bytes to `Estimate`.
+
+Between two measured sizes, and between two measured rank counts, time is interpolated linearly in
+log-log; smaller messages than measured cost the smallest measurement, larger ones keep its bandwidth.
+Beyond the measured rank counts the nearest count is scaled by the traffic each rank sends, and every
+further step adds one hop's latency. Times never fall as the message grows: a dip in the measurement
+is replaced by its running maximum.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from ...cost import ORIGIN_RANK, Estimate, Origin, worst
+from ...layout import Collective
+from ...topology import CollectiveCurve
+from .traffic import bus_factor, steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """One measured curve, ready to look up: bytes and seconds, and their logarithms."""
+
+    ranks: int
+    nbytes: tuple[float, ...]
+    seconds: tuple[float, ...]
+    log_bytes: tuple[float, ...]
+    log_seconds: tuple[float, ...]
+
+    def at(self, nbytes: float) -> tuple[float, Origin]:
+        """Seconds for a message of `nbytes`, exact where that size was measured."""
+        i = bisect_left(self.nbytes, nbytes)
+        if i == len(self.nbytes):
+            return self.seconds[-1] * nbytes / self.nbytes[-1], Origin.MODELLED
+        if self.nbytes[i] == nbytes:
+            return self.seconds[i], Origin.MEASURED
+        if i == 0:
+            return self.seconds[0], Origin.MODELLED
+        x0, x1 = self.log_bytes[i - 1], self.log_bytes[i]
+        y0, y1 = self.log_seconds[i - 1], self.log_seconds[i]
+        return math.exp(y0 + (y1 - y0) * (math.log(nbytes) - x0) / (x1 - x0)), Origin.INTERPOLATED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A collective among `ranks` devices, read off one curve or between two.
+
+    seconds = below ^ (1 - weight) * above ^ weight * scale + extra_s
+    """
+
+    ranks: int
+    below: Curve
+    above: Curve | None = None
+    weight: float = 0.0
+    scale: float = 1.0
+    extra_s: float = 0.0
+    floor: Origin = Origin.MEASURED
+    """The best origin an answer can have: worse than measured if `ranks` itself was not."""
+
+    def at(self, nbytes: float) -> Estimate:
+        """Seconds for a message of `nbytes` and where they come from."""
+        seconds, origin = self.below.at(nbytes)
+        if self.above is not None:
+            other, other_origin = self.above.at(nbytes)
+            seconds = seconds ** (1.0 - self.weight) * other**self.weight
+            origin = worst(origin, other_origin)
+        if ORIGIN_RANK[self.floor] > ORIGIN_RANK[origin]:
+            origin = self.floor
+        return Estimate(seconds * self.scale + self.extra_s, origin)
+
+
+def read(curves: Iterable[CollectiveCurve]) -> dict[Collective, tuple[Curve, ...]]:
+    """The curves of one level by collective, sorted by rank count.
+
+    Raises `ValueError` for an unknown collective, an empty curve or two curves of the same ranks.
+    """
+    found: dict[Collective, list[Curve]] = {}
+    for curve in curves:
+        found.setdefault(Collective(curve.collective), []).append(_prepare(curve))
+    for collective, group in found.items():
+        group.sort(key=lambda curve: curve.ranks)
+        if len({curve.ranks for curve in group}) < len(group):
+            raise ValueError(f"two {collective} curves for the same number of ranks")
+    return {collective: tuple(group) for collective, group in found.items()}
+
+
+def for_ranks(collective: Collective, curves: tuple[Curve, ...], *, ranks: int, latency_s: float) -> Measured:
+    """The measured curve for `ranks` devices, interpolated or extended from its neighbours."""
+    i = bisect_left([curve.ranks for curve in curves], ranks)
+    if i < len(curves) and curves[i].ranks == ranks:
+        return Measured(ranks=ranks, below=curves[i])
+    if 0 < i < len(curves):
+        below, above = curves[i - 1], curves[i]
+        weight = math.log(ranks / below.ranks) / math.log(above.ranks / below.ranks)
+        return Measured(ranks=ranks, below=below, above=above, weight=weight, floor=Origin.INTERPOLATED)
+    nearest = curves[0] if i == 0 else curves[-1]
+    return Measured(
+        ranks=ranks,
+        below=nearest,
+        scale=bus_factor(collective, ranks) / bus_factor(collective, nearest.ranks),
+        extra_s=max(0.0, steps(collective, ranks) - steps(collective, nearest.ranks)) * latency_s,
+        floor=Origin.MODELLED,
+    )
+
+
+def _prepare(curve: CollectiveCurve) -> Curve:
+    if not curve.points or curve.ranks < 2:
+        raise ValueError(f"{curve.collective} over {curve.ranks} ranks: a curve needs points and two ranks")
+    nbytes = tuple(size for size, _ in curve.points)
+    seconds = tuple(accumulate((time for _, time in curve.points), max))
+    if any(a >= b for a, b in pairwise(nbytes)) or min(*nbytes, *seconds) <= 0.0:
+        raise ValueError(f"{curve.collective} over {curve.ranks} ranks: sizes must grow, all be positive")
+    return Curve(
+        ranks=curve.ranks,
+        nbytes=nbytes,
+        seconds=seconds,
+        log_bytes=tuple(map(math.log, nbytes)),
+        log_seconds=tuple(map(math.log, seconds)),
+    )

@@ -1,0 +1,117 @@
+"""What each framework adds to the arithmetic: one table, a source for every number.
+
+Out: `FRAMEWORKS`, the `Framework` profiles by the name a user gives. "Judgement" marks what no source
+states; the accuracy benchmark shows what such a number is worth.
+
+Memory per parameter (16-bit weights, AdamW's 8 bytes of moments aside):
+
+    megatron    2 weights + 4 fp32 accumulated gradient + 4 fp32 master
+    torch       4 fp32 sharded weights (as 2 + 2 here)  + 4 fp32 gradient
+    deepspeed   2 weights + 2 gradient                  + 4 fp32 master
+"""
+
+from __future__ import annotations
+
+from ..profile import Framework
+
+GIB = float(2**30)
+
+NCCL_BYTES = 0.35 * GIB
+"""NCCL buffers: 0.33 to 0.38 GiB for 2 to 8 ranks (aiconfigurator, nccl_mem_bytes)."""
+CONTEXT_BYTES = 0.65 * GIB
+"""CUDA context, loaded kernels and cuBLAS workspaces. Judgement: what nvidia-smi shows beyond PyTorch's own."""
+RESERVE = (1.04, 1.09)
+"""Reserved over allocated: median 1.040, largest 1.093 of 43 runs (SimuMax, Megatron on B200)."""
+
+MEGATRON = Framework(
+    name="megatron",
+    description="Megatron-LM core with Transformer Engine and its distributed optimizer",
+    gradient_bytes=4,
+    sync_bytes=4,
+    master_bytes=4,
+    dp_overlap=0.8,
+    gather_overlap=0.8,
+    tp_overlap=0.2,
+    saves_gathered_input=False,
+    logits_bytes_per_element=0.0,
+    allocator_reserve=RESERVE,
+    context_bytes=CONTEXT_BYTES + NCCL_BYTES,
+    step_overhead_s=0.02,
+    source=(
+        "gradient_bytes, sync_bytes: megatron/training/arguments.py, bf16 accumulates and reduces gradients in "
+        "fp32. master_bytes: megatron/core/optimizer, fp32 main parameters. dp_overlap, gather_overlap: judgement, "
+        "with --overlap-grad-reduce and --overlap-param-gather all but the first and last bucket hide. tp_overlap: "
+        "judgement, without user buffers only the backward's gather and reduce-scatter run beside a weight-gradient "
+        "matmul. saves_gathered_input: core/tensor_parallel/layers.py saves the shard and gathers again. "
+        "logits_bytes_per_element: vocab-parallel cross entropy works in place. step_overhead_s: judgement"
+    ),
+)
+
+TORCH = Framework(
+    name="torch",
+    description="PyTorch FSDP2, DTensor tensor parallelism and torch.distributed.pipelining (torchtitan)",
+    gradient_bytes=4,
+    sync_bytes=4,
+    master_bytes=2,
+    dp_overlap=0.5,
+    gather_overlap=0.5,
+    tp_overlap=0.0,
+    saves_gathered_input=True,
+    logits_bytes_per_element=4.0,
+    allocator_reserve=RESERVE,
+    context_bytes=CONTEXT_BYTES + NCCL_BYTES,
+    step_overhead_s=0.02,
+    source=(
+        "gradient_bytes, sync_bytes: torchtitan mixed_precision_reduce = float32. master_bytes: parameters are "
+        "stored in fp32, two bytes more than the 16-bit weight, and cast when gathered. dp_overlap, gather_overlap: "
+        "half of FSDP's traffic exposed, read off torchtitan's and MPT's published runs. tp_overlap: DTensor's "
+        "collectives are not overlapped (async TP is off by default). saves_gathered_input: autograd keeps what "
+        "the linear read. logits_bytes_per_element: 14 bytes a logit in eager torchtitan runs, 10 of them in the "
+        "graph. step_overhead_s: judgement"
+    ),
+)
+
+TPPLAN = Framework(
+    name="tpplan",
+    description="this project's runtime: DTensor splits, FSDP2 storage, torch pipeline schedules",
+    gradient_bytes=4,
+    sync_bytes=4,
+    master_bytes=2,
+    dp_overlap=0.5,
+    gather_overlap=0.5,
+    tp_overlap=0.0,
+    saves_gathered_input=True,
+    logits_bytes_per_element=4.0,
+    allocator_reserve=RESERVE,
+    context_bytes=CONTEXT_BYTES + NCCL_BYTES,
+    step_overhead_s=0.02,
+    source="as `torch`, on which this runtime stands; nothing measured of its own yet",
+)
+
+DEEPSPEED = Framework(
+    name="deepspeed",
+    description="DeepSpeed ZeRO, with Megatron-DeepSpeed's tensor and pipeline parallelism",
+    gradient_bytes=2,
+    sync_bytes=2,
+    master_bytes=4,
+    dp_overlap=0.5,
+    gather_overlap=0.5,
+    tp_overlap=0.0,
+    saves_gathered_input=True,
+    logits_bytes_per_element=4.0,
+    allocator_reserve=(1.05, 1.12),
+    context_bytes=CONTEXT_BYTES + NCCL_BYTES,
+    step_overhead_s=0.05,
+    source=(
+        "gradient_bytes, master_bytes: ZeRO (arXiv:1910.02054, section 3.1), 2 + 2 + 12 bytes per parameter with "
+        "Adam. sync_bytes: communication_data_type defaults to the training dtype. dp_overlap, gather_overlap: "
+        "judgement, overlap_comm and prefetching hide about half. tp_overlap, saves_gathered_input: judgement, "
+        "plain autograd. logits_bytes_per_element: as torch. allocator_reserve: judgement, ZeRO-3's gathers "
+        "fragment more. step_overhead_s: judgement"
+    ),
+)
+
+FRAMEWORKS: dict[str, Framework] = {
+    framework.name: framework for framework in (TPPLAN, MEGATRON, TORCH, DEEPSPEED)
+}
+"""Every framework profile by name."""
