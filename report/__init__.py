@@ -1,1 +1,1 @@
-"""A plan as a person reads it, and as one JSON document; sees only nouns."""
+"""Reports of a plan for people and programs; they see only nouns, never a solver or estimator."""
