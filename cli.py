@@ -36,9 +36,6 @@ DONE, FAILED, BAD_INPUT, INFEASIBLE, INTERRUPTED = 0, 1, 2, 3, 130
 COMPARE_LIMIT_S = 10.0
 """Longest search, seconds, for the plan that `estimate` compares yours with."""
 
-SAME_WITHIN = 5e-4
-"""Step times that differ by less than this fraction are the same to a reader of tenths of a percent."""
-
 ClickException = cast("type[Exception]", typer.BadParameter.__mro__[2])
 """Base of the errors raised for arguments that cannot be parsed; typer does not export it."""
 
@@ -62,11 +59,12 @@ app.add_typer(topology_app, name="topology")
 # --------------------------------------------------------------------------- arguments
 
 
-def _option(*names: str, help: str, show_default: bool = False, **settings: Any) -> Any:
-    return typer.Option(*names, help=help, show_default=show_default, **settings)
+def _option(names: str, metavar: str | None, help: str, **settings: Any) -> Any:
+    """An option under one or several names; metavar None: a flag."""
+    return typer.Option(*names.split("/"), metavar=metavar, help=help, show_default=False, **settings)
 
 
-def _number(name: str, kind: type[int] | type[float], **settings: Any) -> Any:
+def _number(name: str, metavar: str, help: str, kind: type[int] | type[float] = int) -> Any:
     """An option with a number; unlike typer's own, its error names the value found."""
 
     def parse(text: str) -> int | float:
@@ -76,61 +74,41 @@ def _number(name: str, kind: type[int] | type[float], **settings: Any) -> Any:
             what = "a whole number" if kind is int else "a number"
             raise OptionError(f"{name} {text}: expected {what}") from None
 
-    return _option(name, parser=parse, **settings)
+    return _option(name, metavar, help, parser=parse)
 
 
-ModelArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="model.py or model.py:factory, a Hugging Face config.json or its folder, or a .pt2 export.",
-        show_default=False,
-    ),
+MODEL_HELP = "model.py or model.py:factory, a Hugging Face config.json or its folder, or a .pt2 export."
+TOPOLOGY_HELP = "A bundled name, name:NODES, or a YAML file."
+SET_HELP = "Fix some of pp, dp, cp, ep, tp, zero, micro_batch, recompute, schedule, virtual_stages."
+BATCH_HELP = "Samples per step; without it, about 4 Mi tokens."
+SEQ_HELP = "Tokens per sample; without it, the model's own."
+DTYPE_HELP = "bf16 (default where the device has it), fp16, fp32."
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP, show_default=False)]
+TopologySpec = Annotated[str, _option("--topology/-t", "T", TOPOLOGY_HELP)]
+TopologyShown = Annotated[str, typer.Argument(metavar="T", help=TOPOLOGY_HELP, show_default=False)]
+Nodes = Annotated[int | None, _number("--nodes", "N", "Number of nodes.")]
+GlobalBatch = Annotated[int | None, _number("--global-batch", "N", BATCH_HELP)]
+SeqLen = Annotated[int | None, _number("--seq-len", "N", SEQ_HELP)]
+Mode = Annotated[str | None, _option("--mode", "M", "train (default).")]
+Objective = Annotated[str | None, _option("--objective", "O", "throughput (default).")]
+Sets = Annotated[list[str] | None, _option("--set", "K=V,...", SET_HELP)]
+FrameworkName = Annotated[str | None, _option("--framework", "F", "tpplan (default), torch, megatron.")]
+Dtype = Annotated[str | None, _option("--dtype", "D", DTYPE_HELP)]
+OptimizerName = Annotated[
+    str | None, _option("--optimizer", "O", "adamw (default), sgd, adagrad, adafactor, none.")
 ]
-TopologyOption = Annotated[
-    str, _option("--topology", "-t", metavar="T", help="A bundled name, name:NODES, or a YAML file.")
+Top = Annotated[int, _number("--top", "K", "How many runner-ups to list (default 5).")]
+TimeLimit = Annotated[float | None, _number("--time-limit", "S", "Seconds to search at most.", float)]
+PlanFile = Annotated[Path | None, _option("--plan", "FILE", "A plan file whose choices to check.")]
+Compare = Annotated[
+    bool, typer.Option("--compare/--no-compare", help="Also search for a better plan, briefly.")
 ]
-NodesOption = Annotated[int | None, _number("--nodes", int, metavar="N", help="Number of nodes.")]
-BatchOption = Annotated[
-    int | None,
-    _number("--global-batch", int, metavar="N", help="Samples per step; without it, about 4 Mi tokens."),
-]
-SeqOption = Annotated[
-    int | None, _number("--seq-len", int, metavar="N", help="Tokens per sample; without it, the model's own.")
-]
-ModeOption = Annotated[str | None, _option("--mode", metavar="M", help="train (default).")]
-ObjectiveOption = Annotated[str | None, _option("--objective", metavar="O", help="throughput (default).")]
-SetOption = Annotated[
-    list[str] | None,
-    _option(
-        "--set",
-        metavar="K=V,...",
-        help="Fix some of pp, dp, cp, ep, tp, zero, micro_batch, recompute, schedule, virtual_stages.",
-    ),
-]
-FrameworkOption = Annotated[
-    str | None,
-    _option("--framework", metavar="F", help="What will run it: tpplan (default), torch, megatron."),
-]
-DtypeOption = Annotated[
-    str | None, _option("--dtype", metavar="D", help="bf16 (default where the device has it), fp16, fp32.")
-]
-OptimizerOption = Annotated[
-    str | None,
-    _option("--optimizer", metavar="O", help="adamw (default), sgd, adagrad, adafactor, none."),
-]
-TopOption = Annotated[
-    int, _number("--top", int, metavar="K", help="How many runner-ups to list.", show_default=True)
-]
-LimitOption = Annotated[
-    float | None, _number("--time-limit", float, metavar="S", help="Search for so many seconds at most.")
-]
-NoCacheOption = Annotated[bool, _option("--no-cache", help="Trace the model again and keep no graph.")]
-OutputOption = Annotated[
-    Path | None, _option("--output", "-o", metavar="FILE", help="Write the plan (YAML) to this file.")
-]
-JsonOption = Annotated[bool, _option("--json", help="Print one JSON document instead of a report.")]
-QuietOption = Annotated[bool, _option("--quiet", "-q", help="No progress and no notes on stderr.")]
+NoCache = Annotated[bool, _option("--no-cache", None, "Trace the model again and keep no graph.")]
+Output = Annotated[Path | None, _option("--output/-o", "FILE", "Write the plan (YAML) to this file.")]
+Json = Annotated[bool, _option("--json", None, "Print one JSON document instead of a report.")]
+Quiet = Annotated[bool, _option("--quiet/-q", None, "No progress and no notes on stderr.")]
+Debug = Annotated[bool, _option("--debug", None, "Show the traceback of an internal error.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,13 +142,13 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+Version = Annotated[
+    bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+]
+
+
 @app.callback()
-def _globals(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
-    ] = False,
-    debug: Annotated[bool, _option("--debug", help="Show the traceback of an internal error.")] = False,
-) -> None:
+def _globals(version: Version = False, debug: Debug = False) -> None:
     """`--debug` is read by `main`, which is where errors end."""
 
 
@@ -184,23 +162,23 @@ def _globals(
     tpplan suggest config.json -t dgx-a100-80:128 --set tp=8,zero=1 --json"""
 )
 def suggest(
-    model: ModelArgument,
-    topology: TopologyOption,
-    nodes: NodesOption = None,
-    global_batch: BatchOption = None,
-    seq_len: SeqOption = None,
-    mode: ModeOption = None,
-    objective: ObjectiveOption = None,
-    sets: SetOption = None,
-    framework: FrameworkOption = None,
-    dtype: DtypeOption = None,
-    optimizer: OptimizerOption = None,
-    top: TopOption = 5,
-    time_limit: LimitOption = None,
-    no_cache: NoCacheOption = False,
-    output: OutputOption = None,
-    json_: JsonOption = False,
-    quiet: QuietOption = False,
+    model: Model,
+    topology: TopologySpec,
+    nodes: Nodes = None,
+    global_batch: GlobalBatch = None,
+    seq_len: SeqLen = None,
+    mode: Mode = None,
+    objective: Objective = None,
+    sets: Sets = None,
+    framework: FrameworkName = None,
+    dtype: Dtype = None,
+    optimizer: OptimizerName = None,
+    top: Top = 5,
+    time_limit: TimeLimit = None,
+    no_cache: NoCache = False,
+    output: Output = None,
+    json_: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Find the best plan for a model on a cluster, and say why it is the best."""
     options = {
@@ -224,28 +202,26 @@ def suggest(
     tpplan estimate model.py -t dgx-h100:8 --plan plan.yaml --json"""
 )
 def estimate(
-    model: ModelArgument,
-    topology: TopologyOption,
-    plan: Annotated[
-        Path | None, _option("--plan", metavar="FILE", help="A plan file whose choices to check.")
-    ] = None,
-    nodes: NodesOption = None,
-    global_batch: BatchOption = None,
-    seq_len: SeqOption = None,
-    mode: ModeOption = None,
-    objective: ObjectiveOption = None,
-    sets: SetOption = None,
-    framework: FrameworkOption = None,
-    dtype: DtypeOption = None,
-    optimizer: OptimizerOption = None,
-    compare: Annotated[
-        bool, typer.Option("--compare/--no-compare", help="Also search, briefly, for a better plan.")
-    ] = True,
-    no_cache: NoCacheOption = False,
-    json_: JsonOption = False,
-    quiet: QuietOption = False,
+    model: Model,
+    topology: TopologySpec,
+    plan: PlanFile = None,
+    nodes: Nodes = None,
+    global_batch: GlobalBatch = None,
+    seq_len: SeqLen = None,
+    mode: Mode = None,
+    objective: Objective = None,
+    sets: Sets = None,
+    framework: FrameworkName = None,
+    dtype: Dtype = None,
+    optimizer: OptimizerName = None,
+    compare: Compare = True,
+    no_cache: NoCache = False,
+    json_: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Check your own plan: how long a step takes, what memory it needs, and what would be better."""
+    from .report.best import against_best, best_document
+
     options = {
         "global_batch": global_batch, "seq_len": seq_len, "mode": mode, "objective": objective,
         "framework": framework, "dtype": dtype, "optimizer": optimizer, "cache": not no_cache,
@@ -258,13 +234,13 @@ def estimate(
     if theirs and answer.plan:
         _check_same_model(theirs, answer.plan, file=plan)
     best = _best(request) if compare else None
-    extra = {"best": _summary(best)} if best else {}
-    note = _comparison(answer.plan, best) if best else ""
+    extra = {"best": best_document(best)} if best else {}
+    note = against_best(answer.plan, best) if best else ""
     _show(answer, _document(answer) | extra, as_json=json_, note=note)
 
 
 @topology_app.command("list", epilog="Example:  tpplan topology list --json")
-def topology_list(json_: JsonOption = False) -> None:
+def topology_list(json_: Json = False) -> None:
     """List the bundled clusters."""
     from .report.hardware import render_list, summary
     from .topologies.load import list_topologies
@@ -278,9 +254,9 @@ def topology_list(json_: JsonOption = False) -> None:
 
 @topology_app.command("show", epilog="Example:  tpplan topology show dgx-h100:4")
 def topology_show(
-    topology: Annotated[str, typer.Argument(metavar="T", help="A bundled name, name:NODES, or a YAML file.")],
-    nodes: NodesOption = None,
-    json_: JsonOption = False,
+    topology: TopologyShown,
+    nodes: Nodes = None,
+    json_: Json = False,
 ) -> None:
     """Draw a cluster: its levels, its links, its device, and where each number comes from."""
     from .report.hardware import document, render
@@ -484,27 +460,6 @@ def _print_report(answer: Answer, *, note: str) -> None:
         print_report(answer.plan, console=console)
     if note:
         console.print(note, markup=False, highlight=False)
-
-
-def _summary(plan: Plan) -> dict[str, Any]:
-    return {
-        "mesh": plan.mesh.sizes,
-        "zero_stage": plan.zero_stage,
-        "micro_batch": plan.micro_batch,
-        "recompute": plan.recompute,
-        "step_time_s": plan.predicted.step_time_s,
-    }
-
-
-def _comparison(mine: Plan | None, best: Plan) -> str:
-    """How checked choices do against the best plan, in one line."""
-    found = f"{best.mesh}, zero={best.zero_stage}, {best.predicted.step_time_s:.3g} s per step"
-    if mine is None:
-        return f"A plan that fits: {found}."
-    ratio = mine.predicted.step_time_s / best.predicted.step_time_s
-    if ratio < 1 + SAME_WITHIN:
-        return "No better plan was found."
-    return f"The best plan found: {found}; yours takes {ratio - 1:.1%} longer."
 
 
 # --------------------------------------------------------------------------- errors end here
