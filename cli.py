@@ -93,7 +93,9 @@ SeqLen = Annotated[int | None, _number("--seq-len", "N", SEQ_HELP)]
 Mode = Annotated[str | None, _option("--mode", "M", "train (default).")]
 Objective = Annotated[str | None, _option("--objective", "O", "throughput (default).")]
 Sets = Annotated[list[str] | None, _option("--set", "K=V,...", SET_HELP)]
-FrameworkName = Annotated[str | None, _option("--framework", "F", "tpplan (default), torch, megatron.")]
+FrameworkName = Annotated[
+    str | None, _option("--framework", "F", "tpplan (default), torch, megatron, deepspeed.")
+]
 Dtype = Annotated[str | None, _option("--dtype", "D", DTYPE_HELP)]
 OptimizerName = Annotated[
     str | None, _option("--optimizer", "O", "adamw (default), sgd, adagrad, adafactor, none.")

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from .cost import Recompute
 from .errors import OptionError, did_you_mean
+from .estimate.frameworks import FRAMEWORKS
 from .mesh import AXES
 from .plan import Plan
 from .profile import OPTIMIZERS, Job
@@ -26,7 +27,6 @@ OBJECTIVES = ("throughput",)
 LATER_OBJECTIVES = ("latency", "memory", "cost")
 DTYPES = ("bf16", "fp16", "fp32")
 """Data types of parameters and activations, the preferred first."""
-FRAMEWORK_NAMES = ("megatron", "torch", "tpplan")
 ZERO_STAGES = (0, 1, 2, 3)
 WORD_PINS = {"recompute": tuple(map(str, Recompute)), "schedule": tuple(map(str, Schedule))}
 """Pins whose values are words, and which."""
@@ -113,7 +113,7 @@ def check_names(
     _one_of("mode", mode, MODES, later=LATER_MODES)
     _one_of("objective", objective, OBJECTIVES, later=LATER_OBJECTIVES)
     _one_of("optimizer", optimizer, OPTIMIZERS)
-    _one_of("framework", framework, FRAMEWORK_NAMES)
+    _one_of("framework", framework, FRAMEWORKS)
     if dtype is not None:
         _one_of("dtype", dtype, DTYPES)
 

@@ -109,7 +109,6 @@ BAD = [
     model("not_a_module.py", "build_model", "tuple"),
     model("good.py:build_modle", "build_modle", "build_model"),
     model("good.py:build_pair", "build_pair", "tuple"),
-    model("good.py:", "good.py"),
     model("factory_raises.py", "build_model", "hidden size 7"),
     model("no_inputs.py", "no_inputs.py", "example_inputs"),
     model("inputs_raise.py", "example_inputs", "no tokenizer"),
