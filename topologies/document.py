@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import yaml
 
 FieldPath = tuple[int | str, ...]
+BAD_TAGS = (ValueError, LookupError, AttributeError, TypeError, OverflowError)
+"""What PyYAML lets through for a value that belies its type, such as `!!bool maybe` or 2024-99-99."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +70,8 @@ def read(path: Path) -> Document:
         raise TopologyError(f"{path}:1: not YAML: {error}") from error
     except RecursionError as error:
         raise TopologyError(f"{path}:1: nested too deeply to be a topology") from error
-    except ValueError as error:  # a date or number that YAML recognises but Python cannot hold
-        raise TopologyError(f"{path}:1: not YAML: {error}") from error
+    except BAD_TAGS as error:
+        raise TopologyError(f"{path}:1: not YAML: a value does not fit its type ({error})") from error
     finally:
         loader.dispose()
     if not isinstance(data, dict):

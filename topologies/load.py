@@ -7,13 +7,11 @@ times microseconds. Every fault is a `TopologyError` naming file, line, field an
 
 from __future__ import annotations
 
-import re
 from itertools import accumulate
-from os.path import isfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..planner.errors import TopologyError, did_you_mean
+from ..planner.errors import TopologyError
 from ..planner.topology import (
     CollectiveCurve,
     Device,
@@ -23,6 +21,7 @@ from ..planner.topology import (
     TopologySummary,
 )
 from .document import Document, read
+from .find import HERE, bundled, find, node_count, split
 
 if TYPE_CHECKING:
     from .schema import (
@@ -34,14 +33,10 @@ if TYPE_CHECKING:
         LevelFile,
     )
 
-HERE = Path(__file__).parent
-SUFFIXES = (".yaml", ".yml")
 GB = 1e9
 GIB = 2**30
 TERA = 1e12
 MICRO = 1e-6
-MAX_NODES = 1_000_000
-"""More nodes than any cluster has: a slip of the keyboard."""
 DEFAULT_ARCHITECTURE = "default"
 OUTERMOST = "cluster"
 
@@ -51,11 +46,11 @@ def load(spec: str, *, nodes: int | None = None) -> Topology:
 
     Raises `TopologyError` for an unknown name, a malformed file or an impossible node count.
     """
-    name, asked = _split(spec)
+    name, asked = split(spec)
     if nodes is not None and asked is not None and nodes != asked:
         raise TopologyError(f"topology {spec!r} asks for {asked} nodes, but nodes={nodes} was given too")
-    count = asked if nodes is None else _node_count(spec, nodes)
-    topology = load_file(_find("topology", name, "clusters"))
+    count = asked if nodes is None else node_count(spec, nodes)
+    topology = load_file(find("topology", name, "clusters"))
     return topology if count is None else topology.with_nodes(count)
 
 
@@ -78,17 +73,17 @@ def load_file(path: Path) -> Topology:
 
 def load_device(name: str) -> Device:
     """A bundled device by name, or one from a device file by path. Raises `TopologyError`."""
-    return _read_device(_find("device", name, "devices"))
+    return _read_device(find("device", name, "devices"))
 
 
 def list_topologies() -> tuple[TopologySummary, ...]:
     """One summary for each bundled topology, sorted by name."""
-    return tuple(_summary(path) for path in _bundled("clusters").values())
+    return tuple(_summary(path) for path in bundled("clusters").values())
 
 
 def list_devices() -> tuple[str, ...]:
     """Names of the bundled devices, sorted."""
-    return tuple(_bundled("devices"))
+    return tuple(bundled("devices"))
 
 
 def topology_hash(topology: Topology) -> str:
@@ -113,57 +108,6 @@ def _without_prose(value: object) -> object:
     return value
 
 
-def _split(spec: str) -> tuple[str, int | None]:
-    """`name:128` -> (`name`, 128). A path that exists as it stands is never split."""
-    name, colon, count = spec.rpartition(":")
-    if not colon or isfile(spec):
-        return spec, None
-    return name, _node_count(spec, count)
-
-
-def _node_count(spec: str, count: str | int) -> int:
-    """A number of nodes between 1 and MAX_NODES, or a `TopologyError`."""
-    text = str(count).strip()
-    if isinstance(count, bool) or not re.fullmatch(r"[+-]?[0-9]+", text):
-        raise TopologyError(
-            f"topology {spec!r}: nodes: found {text!r}, expected a whole number, as in 'dgx-h100:16'"
-        )
-    if text.startswith("-") or not text.strip("+0"):
-        near = text.lstrip("-0") or "1"
-        raise TopologyError(
-            f"topology {spec!r}: nodes: found {text}, must be at least 1; did you mean {near}?"
-        )
-    if len(text.lstrip("+0")) > len(str(MAX_NODES)) or int(text) > MAX_NODES:
-        raise TopologyError(f"topology {spec!r}: nodes: found {text[:20]}, must be at most {MAX_NODES}")
-    return int(text)
-
-
-def _bundled(folder: str) -> dict[str, Path]:
-    found = {path.stem: path for path in (HERE / folder).glob("*.yaml")}
-    return dict(sorted(found.items()))
-
-
-def _find(kind: str, name: str, folder: str, *, beside: Path | None = None) -> Path:
-    """The file of a bundled name, or the path itself (relative to `beside`) if it names a file."""
-    bundled = _bundled(folder)
-    if name in bundled:
-        return bundled[name]
-    path = (beside or Path()) / name
-    if isfile(path):
-        return path
-    if path.suffix in SUFFIXES:
-        raise TopologyError(f"{kind} file {str(path)!r} does not exist{did_you_mean(path.stem, bundled)}")
-    raise TopologyError(f"no {kind} named {name!r}{_nearest(name, bundled)}")
-
-
-def _nearest(name: str, bundled: dict[str, Path]) -> str:
-    """What was probably meant: names that go on as `name` begins, else a near miss, else the list."""
-    longer = [repr(other) for other in bundled if name and other.startswith(name)]
-    if longer:
-        return f"; did you mean {' or '.join(longer)}?"
-    return did_you_mean(name, bundled) or f"; there are: {', '.join(bundled)}"
-
-
 def _check_levels(document: Document, cluster: ClusterFile) -> None:
     names = [level.name for level in cluster.levels]
     for i, name in enumerate(names):
@@ -180,7 +124,7 @@ def _check_levels(document: Document, cluster: ClusterFile) -> None:
 
 def _device_of(document: Document, name: str) -> Device:
     try:
-        path = _find("device", name, "devices", beside=document.path.parent)
+        path = find("device", name, "devices", beside=document.path.parent)
     except TopologyError as error:
         raise document.error(("device",), str(error)) from error
     return _read_device(path)
@@ -259,7 +203,7 @@ def _curves(document: Document, index: int, level: LevelFile) -> tuple[Collectiv
 
     assert level.curves is not None
     try:
-        path = _find("curve file", level.curves, "curves", beside=document.path.parent)
+        path = find("curve file", level.curves, "curves", beside=document.path.parent)
     except TopologyError as error:
         raise document.error(("levels", index, "curves"), str(error)) from error
     file = check(read(path), CurveFile)

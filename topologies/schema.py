@@ -185,12 +185,12 @@ def _problem(model: type[Model], error: Any) -> str:
         case "extra_forbidden":
             return _unknown_field(str(location[-1]), _fields(model, location[:-1]))
         case "missing":
-            return f"missing; a {_name(model, location[:-1])} needs it"
+            return f"missing; required by the {_name(model, location[:-1])}"
         case "literal_error":
             return _unknown_choice(value, context["expected"])
         case "greater_than":
             near = f"; did you mean {-value:g}?" if value < 0 else ""
-            return f"found {value}, must be greater than {context['gt']}{near}"
+            return f"found {value}, must be greater than {context['gt']:g}{near}"
         case "less_than_equal":
             return f"found {value}, must be at most {context['le']:g}; nearest legal value: {context['le']:g}"
         case "float_type" | "int_type":
@@ -236,8 +236,8 @@ def _fields(model: type[Model], location: FieldPath) -> list[str]:
 
 
 def _name(model: type[Model], location: FieldPath) -> str:
-    """`device file`, `level file`: the reader's word for the model at `location`."""
-    name = _model_at(model, location).__name__
+    """`device`, `level sources`: the reader's word for the model at `location`."""
+    name = _model_at(model, location).__name__.removesuffix("File").removesuffix("Entry")
     return "".join(f" {c.lower()}" if c.isupper() else c for c in name).strip()
 
 

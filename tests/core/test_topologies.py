@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tpplan import topologies
 from tpplan.planner.errors import TopologyError
 from tpplan.planner.layout import Collective
 from tpplan.planner.topology import CollectiveCurve
-from tpplan.topologies.load import HERE
+from tpplan.topologies.find import HERE
 
 CLUSTERS = sorted(path.stem for path in (HERE / "clusters").glob("*.yaml"))
 DEVICES = sorted(path.stem for path in (HERE / "devices").glob("*.yaml"))
@@ -165,6 +167,37 @@ def test_rtx4090_efficiency_is_the_measured_one() -> None:
     assert level.efficiency == pytest.approx(bus / level.bytes_per_s, rel=0.01)
 
 
+def sourced(field: str, start: str) -> list[tuple[str, int]]:
+    """(cluster, level index) of every level whose `field` cites `start`."""
+    return [
+        (name, i)
+        for name in CLUSTERS
+        for i, level in enumerate(data_of("clusters", name)["levels"])
+        if level["sources"][field].startswith(start)
+    ]
+
+
+@pytest.mark.parametrize(("name", "index"), sourced("efficiency", "all-gather over 8 ranks, 512 MiB"))
+def test_efficiency_is_what_its_curve_says(name: str, index: int) -> None:
+    """Bus bandwidth of the largest all-gather, size / time * (n-1)/n, over the link's."""
+    level = topologies.load(name).levels[index]
+    (curve,) = (c for c in level.curves if (c.collective, c.ranks) == ("all-gather", 8))
+    size, seconds = curve.points[-1]
+    assert size / seconds * 7 / 8 / level.bytes_per_s == pytest.approx(level.efficiency, rel=0.02)
+
+
+@pytest.mark.parametrize(("name", "index"), sourced("latency_us", "all-reduce of 512 B"))
+def test_latency_is_what_its_curve_says(name: str, index: int) -> None:
+    """A ring all-reduce makes 2 (n-1) hops: the slope of the smallest message between rank counts."""
+    level = data_of("clusters", name)["levels"][index]
+    cited = re.search(r"between 2 and (\d) ranks \(curves/(.*)\.yaml\)", level["sources"]["latency_us"])
+    assert cited
+    entries = data_of("curves", cited[2])["curves"]
+    times = {c["ranks"]: c["bytes_us"][0][1] for c in entries if c["collective"] == "all-reduce"}
+    most = int(cited[1])
+    assert (times[most] - times[2]) / (2 * (most - 2)) == pytest.approx(level["latency_us"], rel=0.04)
+
+
 # --- the number of nodes ---------------------------------------------------------------------
 
 
@@ -274,7 +307,7 @@ MALFORMED = {
         ("    latency_us: 60\n", ""),
         10,
         "levels[1].latency_us",
-        "missing; a level file needs it",
+        "missing; required by the level",
     ),
     "unknown top field": (("device: cpu", "devise: cpu"), 2, "devise", "did you mean 'device'?"),
     "negative bandwidth": (("gb_per_s: 2", "gb_per_s: -2"), 7, "levels[0].gb_per_s", "did you mean 2?"),
@@ -315,6 +348,7 @@ MALFORMED = {
     "field given twice": (("device: cpu", "device: cpu\ndevice: cpu"), 3, "device", "first on line 2"),
     "twice on one line": (("device: cpu", "sources: {a: 1, a: 2}"), 2, "a", "given twice"),
     "levels a mapping": (("  - name: node\n", "    name: node\n"), 10, "", "not YAML"),
+    "bad tag": (("device: cpu", "device: !!bool maybe"), 1, "", "does not fit its type"),
     "unclosed quote": (("name: mine", "name: 'mine"), 1, "", "not YAML"),
     "tab indent": (("    size: 4", "\tsize: 4"), 5, "", "not YAML"),
     "python object": (("device: cpu", "device: !!python/object:os.x {}"), 2, "", "not YAML"),
@@ -362,6 +396,42 @@ def test_file_that_is_no_topology(tmp_path: Path, case: str) -> None:
         topologies.load(path)
     assert str(raised.value).startswith(f"{path}:{line}: ")
     assert hint in str(raised.value)
+
+
+YAML_PIECES = [
+    "&a ",
+    "*a",
+    "!!float x",
+    "? ",
+    "- ",
+    "{",
+    "]",
+    ": ",
+    "'",
+    "\t",
+    "\n",
+    "~",
+    "<<: 5",
+    "1e400",
+    "---\n",
+]
+
+
+@settings(deadline=None, max_examples=80, derandomize=True)
+@given(
+    edits=st.lists(st.tuples(st.integers(0, len(GOOD)), st.sampled_from(YAML_PIECES)), min_size=1, max_size=3)
+)
+def test_any_damage_to_a_file_is_our_own_error_or_none(
+    tmp_path_factory: pytest.TempPathFactory, edits: list[tuple[int, str]]
+) -> None:
+    text = GOOD
+    for place, piece in edits:
+        text = text[:place] + piece + text[place:]
+    path = write(tmp_path_factory.getbasetemp(), text)
+    try:
+        topologies.load(path)
+    except TopologyError as error:
+        assert str(error).startswith(f"{path}:")
 
 
 @pytest.mark.parametrize(
@@ -441,3 +511,19 @@ def test_loading_is_quick_once_imported() -> None:
     start = time.process_time()
     topologies.load("dgx-h100:128")
     assert time.process_time() - start < 0.15
+
+
+def test_the_documentation_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example of docs/topologies.md loads, and its two mistakes are reported as it says."""
+    monkeypatch.chdir(tmp_path)
+    page = (HERE.parent / "docs" / "topologies.md").read_text()
+    example, complaints = re.findall(r"```(?:yaml)?\n(.*?)```", page, re.DOTALL)
+    lab = Path("lab.yaml")
+    lab.write_text(example)
+    assert topologies.load("lab.yaml:4").devices == 16
+    mistakes = (("gb_per_s: 300 ", "gb_per_s: -300 "), ("device: a100-pcie-80gb", "device: a100-pcie"))
+    for (right, wrong), complaint in zip(mistakes, complaints.splitlines(), strict=True):
+        lab.write_text(example.replace(right, wrong, 1))
+        with pytest.raises(TopologyError) as raised:
+            topologies.load("lab.yaml")
+        assert str(raised.value) == complaint
