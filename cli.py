@@ -193,7 +193,11 @@ def suggest(
     answer = _answer(request)
     if output and answer.plan:
         _save(answer.plan, output, quiet=quiet)
-    _show(answer, _document(answer), as_json=json_)
+    if json_:
+        _print_json(_document(answer))
+    else:
+        _print_report(answer)
+    _leave(answer)
 
 
 @app.command(
@@ -235,10 +239,14 @@ def estimate(
     answer = _answer(request)
     if theirs and answer.plan:
         _check_same_model(theirs, answer.plan, file=plan)
+    if not json_:
+        _print_report(answer)
     best = _best(request) if compare else None
-    extra = {"best": best_document(best)} if best else {}
-    note = against_best(answer.plan, best) if best else ""
-    _show(answer, _document(answer) | extra, as_json=json_, note=note)
+    if json_:
+        _print_json(_document(answer) | ({"best": best_document(best)} if best else {}))
+    elif best:
+        _console().print(against_best(answer.plan, best), markup=False, highlight=False)
+    _leave(answer)
 
 
 @topology_app.command("list", epilog="Example:  tpplan topology list --json")
@@ -255,11 +263,7 @@ def topology_list(json_: Json = False) -> None:
 
 
 @topology_app.command("show", epilog="Example:  tpplan topology show dgx-h100:4")
-def topology_show(
-    topology: TopologyShown,
-    nodes: Nodes = None,
-    json_: Json = False,
-) -> None:
+def topology_show(topology: TopologyShown, nodes: Nodes = None, json_: Json = False) -> None:
     """Draw a cluster: its levels, its links, its device, and where each number comes from."""
     from .report.hardware import document, render
 
@@ -442,26 +446,18 @@ def _save(plan: Plan, path: Path, *, quiet: bool) -> None:
         print(f"tpplan: wrote {path}", file=sys.stderr)
 
 
-def _show(answer: Answer, document: dict[str, Any], *, as_json: bool, note: str = "") -> None:
-    """Print the answer; leaves with exit code 3 if it is that nothing fits."""
-    if as_json:
-        _print_json(document)
-    else:
-        _print_report(answer, note=note)
-    if answer.infeasible:
-        raise typer.Exit(INFEASIBLE)
-
-
-def _print_report(answer: Answer, *, note: str) -> None:
+def _print_report(answer: Answer) -> None:
     from .report.terminal import print_report, render_infeasible
 
-    console = _console()
     if answer.infeasible:
-        console.print(render_infeasible(answer.infeasible))
+        _console().print(render_infeasible(answer.infeasible))
     if answer.plan:
-        print_report(answer.plan, console=console)
-    if note:
-        console.print(note, markup=False, highlight=False)
+        print_report(answer.plan, _console())
+
+
+def _leave(answer: Answer) -> None:
+    if answer.infeasible:
+        raise typer.Exit(INFEASIBLE)
 
 
 # --------------------------------------------------------------------------- errors end here
