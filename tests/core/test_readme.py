@@ -40,7 +40,9 @@ def test_every_file_it_names_exists():
     paths += re.findall(r"`((?:[\w.-]+/)+[\w.-]*)`", README)
     paths += [word for line in commands(README) for word in line.split() if word.startswith("examples/")]
     assert len(paths) > 10
-    assert [path for path in paths if not (ROOT / path).exists() and path != "runtime/"] == []
+    places = [ROOT, ROOT / "planner", ROOT / "tests"]
+    missing = [path for path in paths if not any((place / path).exists() for place in places)]
+    assert set(missing) <= {"runtime/"}, "named in the laws, not written yet"
 
 
 def test_it_holds_a_report():
