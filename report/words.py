@@ -13,6 +13,7 @@ from ..planner.mesh import Mesh
 
 BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 DECIMAL_UNITS = ("", "K", "M", "G", "T", "P")
+MOST_DECIMALS = 6
 TIME_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 COUNT_SUFFIXES = ("", "K", "M", "B", "T")
 
@@ -21,8 +22,8 @@ def digits(value: float) -> str:
     """Three significant digits, never an exponent: 3.14, 31.4, 314, 3,140."""
     if not math.isfinite(value):
         return "unknown"
-    places = 0 if value == 0 else max(0, 2 - math.floor(math.log10(abs(value))))
-    return f"{value:,.{min(places, 6)}f}"
+    exponent = int(f"{value:.2e}".split("e")[1])
+    return f"{value:,.{min(max(0, 2 - exponent), MOST_DECIMALS)}f}"
 
 
 def _scaled(value: float, step: float, units: Sequence[str]) -> str:
@@ -52,8 +53,8 @@ def rate(bytes_per_s: float) -> str:
 
 def duration(seconds: float) -> str:
     """A time in the unit that leaves it at least 1: `812 ms`, `2.40 s`, `31.0 us`."""
-    if seconds == 0:
-        return "0 s"
+    if seconds == 0 or not math.isfinite(seconds):
+        return "unknown" if seconds else "0 s"
     scale, unit = next(((s, u) for s, u in TIME_UNITS if abs(seconds) >= s * 0.9995), TIME_UNITS[-1])
     return f"{digits(seconds / scale)} {unit}"
 

@@ -19,7 +19,9 @@ from .tables import words as column
 
 AXIS_NAMES = {"pp": "pipeline", "dp": "data", "cp": "context", "ep": "expert", "tp": "tensor"}
 GROUPS_SHOWN = 2
-"""Groups shown from the front; the last one is always shown."""
+"""Groups shown from the front where there is room; the last one is always shown."""
+LINE_CELLS = 32
+"""Room for examples of groups beside the other columns."""
 
 RankGroup = tuple[int, ...]
 
@@ -57,32 +59,36 @@ def _row(plan: Plan, axes: tuple[str, ...]) -> list[RenderableType]:
     mesh = plan.mesh
     size = math.prod(mesh.size(axis) for axis in axes)
     number_of_groups = mesh.devices // size
-    examples = _examples(mesh.groups(*axes), number_of_groups)
-    shown = [words.ranks(group) for group in examples]
-    if number_of_groups > len(examples):
-        shown.insert(-1, "...")
+    examples = _examples(mesh.groups(*axes))
     name = f"{axes[0]} {AXIS_NAMES[axes[0]]}" if len(axes) == 1 else "+".join(axes)
-    step = f"{mesh.stride(axes[0]):,}" if len(axes) == 1 else ""
+    stride = f"{mesh.stride(axes[0]):,}" if len(axes) == 1 else ""
     cells = [
         name,
         f"{size:,}",
-        step,
+        stride,
         f"{number_of_groups:,}",
-        "  ".join(shown),
+        _examples_in_words(examples, number_of_groups),
         _talks_over(plan, axes, examples),
     ]
     return [literal(cell) for cell in cells]
 
 
-def _examples(groups: Iterable[RankGroup], number_of_groups: int) -> list[RankGroup]:
+def _examples(groups: Iterable[RankGroup]) -> list[RankGroup]:
     """The first few groups and the last."""
     iterator = iter(groups)
-    first = list(islice(iterator, min(GROUPS_SHOWN, number_of_groups)))
-    return first + list(deque(iterator, maxlen=1))
+    return [*islice(iterator, GROUPS_SHOWN), *deque(iterator, maxlen=1)]
+
+
+def _examples_in_words(groups: Sequence[RankGroup], number_of_groups: int) -> str:
+    """As many examples as fit one line, the first and the last at least."""
+    shown = [words.ranks(group) for group in groups]
+    ways = [[*shown[:first], *["..."] * (number_of_groups > first + 1), *shown[-1:]] for first in (2, 1)]
+    lines = ["  ".join(way) for way in ways if number_of_groups > 1] or shown
+    return next((line for line in lines if len(line) <= LINE_CELLS), lines[-1])
 
 
 def _talks_over(plan: Plan, axes: tuple[str, ...], groups: Sequence[RankGroup]) -> str:
-    """The link, e.g. `nvlink in a node, 450 GB/s`; the level alone if the plan names no links."""
+    """The link, e.g. `nvlink (node), 450 GB/s`; the level alone if the plan names no links."""
     crossed = max((_crossed(plan.cluster.links, group) for group in groups), default=-1)
     if crossed >= 0:
         link = plan.cluster.links[crossed]
