@@ -23,18 +23,6 @@ NOUNS = (
     "pipeline_paths",  # the arithmetic of `schedule`, a leaf
     "schedule", "plan", "problem",
 )  # fmt: skip
-    "errors",
-    "mesh",
-    "layout",
-    "graph",
-    "topology",
-    "profile",
-    "cost",
-    "pipeline_paths",
-    "schedule",
-    "plan",
-    "problem",
-)
 SEES_ONLY_NOUNS = ("report", "runtime")
 HEAVY = {"torch", "transformers"}
 MAY_IMPORT_HEAVY = ("planner.trace", "profiler", "runtime")
