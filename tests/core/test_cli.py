@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -347,3 +348,23 @@ def test_a_closed_pipe_is_no_bug():
     command = f"{sys.executable} -m tpplan topology show dgx-h100 | true"
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert result.stderr == ""
+
+
+SLEEPING = """
+import sys, time, types
+from tpplan import cli
+stand_in = types.ModuleType("tpplan.planner.suggest")
+stand_in.suggest = lambda *_, **__: (print("searching", flush=True), time.sleep(60))
+sys.modules["tpplan.planner.suggest"] = stand_in
+sys.exit(cli.main(["suggest", "model.py", "-t", "dgx-h100"]))
+"""
+
+
+def test_control_c_ends_quietly():
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLEEPING], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr and process.stderr.readline() == "searching\n"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=10)
+    assert (process.returncode, out, err) == (130, "", "")
