@@ -12,6 +12,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from .layout import Collective
+
 DTYPE_BYTES = {
     "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
     "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1, "complex64": 8, "complex128": 16,
@@ -146,33 +148,165 @@ class TracedGraph:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tensor:
-    """A tensor of a block: per axis the named dims it is a product of, major first."""
+class Dim:
+    """One iteration dim of one op.
 
+    `label` is unique inside the op; `name` is what a user sees and is shared over the graph
+    (`batch`, `sequence`, `heads`, `ffn`, ...). The two differ when an op has a name twice: a
+    square projection reads `hidden` and makes `hidden`.
+    """
+
+    label: str
     name: str
-    axes: tuple[tuple[str, ...], ...]
-    dtype: str
-    kind: str
-    fqn: str | None = None
-    trainable: bool = False
+    size: int
+    """Extent as traced; `batch` dims are scaled to the microbatch when priced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operand:
-    """How an op reads or writes a tensor: the op's own iteration dims per tensor axis."""
+    """A tensor as one op reads or writes it: per axis the op's dim labels, major first."""
 
     tensor: str
     axes: tuple[tuple[str, ...], ...]
+    dtype: str
+    kind: str
+    """As in `Value.kind`."""
+    grad: bool
+    """Whether a gradient flows through it."""
+    fqn: str | None = None
+    sorted_by_expert: bool = False
+    """Rows lie in expert order, so axis 0 may also be cut by expert."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inner:
+    """A dim that may be split at the price of a collective inside the op."""
+
+    label: str
+    collective: Collective
+    forward_labels: tuple[str, ...]
+    """Dims whose product is the element count of the exchanged buffer."""
+    element_bytes: int
+    count: int
+    backward_count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gemm:
+    """Which dims of an op are the rows, columns, contraction and batch of a matrix product."""
+
+    m: tuple[str, ...]
+    n: tuple[str, ...]
+    k: tuple[str, ...]
+    batch: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedTensor:
-    """Bytes kept for backward: the named dims they scale with, and what they belong to."""
+    """A storage kept for backward: the op's dims it spans, or a fixed size when it has none.
 
-    operand: str | None
-    """Tensor name when it is an input or output of the op; None for internal storage."""
-    dims: tuple[str, ...]
-    """The op's iteration dims whose product is its element count."""
+    `operand` indexes `reads` (i >= 0) or `writes` (~i); None for internal storage.
+    """
+
+    operand: int | None
+    labels: tuple[str, ...]
     element_bytes: int
-    shared: bool = False
-    """Another op already counts this storage."""
+    elements: int
+    """Element count as traced; `labels` say how it scales."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Op:
+    """One op of a block with its iteration space."""
+
+    name: str
+    target: str
+    family: str
+    """`gemm`, `grouped_gemm`, `attention`, `pointwise`, `memory`, `view` (moves nothing), `opaque`."""
+    dims: tuple[Dim, ...]
+    reads: tuple[Operand, ...]
+    writes: tuple[Operand, ...]
+    sums: frozenset[str]
+    """Dims that are summed over, linearly: splitting one leaves partial sums."""
+    local: frozenset[str]
+    """Dims whose split leaves each rank its own complete result."""
+    blocked: frozenset[str]
+    """Dims that no rule can split."""
+    linear: tuple[int, ...]
+    """Reads in which the op is jointly linear: partial sums may pass through."""
+    inner: tuple[Inner, ...]
+    gemm: Gemm | None
+    flops: tuple[tuple[float, tuple[str, ...]], ...]
+    """Forward FLOPs: sum of coefficient x product of dims."""
+    backward_flops: float
+    """Backward FLOPs over forward FLOPs when every gradient is needed."""
+    experts: str | None
+    """Label of the expert dim of a grouped matmul."""
+    table: str | None
+    """Label of the row dim of an embedding lookup."""
+    sort: str
+    """`make`, `keep` or `undo` when rows enter, stay in or leave expert order; else empty."""
+    causal: tuple[str, ...]
+    """Dims whose contiguous split loads ranks unevenly (causal attention)."""
+    fused_reads: frozenset[int]
+    """Reads that come straight from a pointwise op and need no memory traffic once fused."""
+    fused_writes: frozenset[int]
+    saved: tuple[SavedTensor, ...]
+    module: str
+    module_class: str
+    source: str
+
+    def size(self, label: str) -> int:
+        """Extent of one dim as traced."""
+        return next(dim.size for dim in self.dims if dim.label == label)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A class of structurally identical layers, or the part before, between or after them."""
+
+    name: str
+    ops: tuple[Op, ...]
+    count: int
+    repeated: bool
+    parameters: tuple[Value, ...]
+    module: str
+    """Module path with `*` for the layer index."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edge:
+    """A tensor made in one place and read in others.
+
+    `producer` is (block, op index, write index); each consumer is (block, op index, read index).
+    `count` is how often it occurs over the whole model, `block` the class that pays for it.
+    """
+
+    producer: tuple[str, int, int]
+    consumers: tuple[tuple[str, int, int], ...]
+    count: float
+    block: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """The whole model as block classes and the edges inside and between them."""
+
+    name: str
+    content_hash: str
+    batch: int
+    seq_len: int
+    dtype: str
+    blocks: dict[str, Block]
+    chain: tuple[str, ...]
+    """Block class of every block of the full model in execution order."""
+    edges: tuple[Edge, ...]
+    boundary: dict[str, tuple[int, int] | None]
+    """Per class: (op, write) of the activation handed to the next block."""
+    parameters: int
+    trainable_parameters: int
+    table_fqns: frozenset[str]
+    """Embedding tables that dominate the model: sparse parameters of the ep axis."""
+    unknown: tuple[str, ...]
+    """Ops without a rule, as `target at source`."""
+    warnings: tuple[str, ...]

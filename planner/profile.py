@@ -58,6 +58,8 @@ class Framework:
     step_overhead_s: float
     """Host time per step that nothing hides (data, logging, synchronisation)."""
     source: str
+    fuses_pointwise: bool = False
+    """Whether neighbouring pointwise ops run as one kernel (a compiler or hand-fused kernels)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

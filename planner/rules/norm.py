@@ -1,0 +1,94 @@
+"""Normalisations over trailing dims: layer norm, RMS norm, softmax, log-softmax; and the loss.
+
+The normalised dims cannot be split; everything before them can. Cross-entropy may be split over
+the vocabulary at the price of three small all-reduces (maximum, sum of exponentials, the target's
+logit), as in Megatron's vocabulary-parallel loss.
+"""
+
+from __future__ import annotations
+
+from .registry import rule
+from .spec import Axis, Call, InnerSpec, Spec
+
+FLOPS_PER_NORM_ELEMENT = 8.0
+"""Two reductions, a subtraction, a scale, a shift: counted as a convention, never decisive."""
+FLOPS_PER_SOFTMAX_ELEMENT = 5.0
+VOCABULARY_EXCHANGES = 3
+"""Maximum, sum of exponentials, target logit (Megatron-LM, vocab_parallel_cross_entropy)."""
+
+
+def _axes(shape: tuple[int, ...], prefix: str = "d") -> tuple[Axis, ...]:
+    return tuple((f"{prefix}{i}",) if size > 1 else () for i, size in enumerate(shape))
+
+
+def _labels(axes: tuple[Axis, ...]) -> tuple[str, ...]:
+    return tuple(label for axis in axes for label in axis)
+
+
+@rule("aten.layer_norm", "aten.rms_norm", "aten._fused_rms_norm", "aten.native_layer_norm")
+def norm(call: Call) -> Spec:
+    """`x[.., h], weight[h], bias[h] -> y[.., h]`; `h` is blocked."""
+    shape = call.inputs[0].shape
+    depth = len(call.arg(1, "normalized_shape", (1,)))  # type: ignore[arg-type]
+    axes = _axes(shape)
+    weight = axes[len(axes) - depth :]
+    statistics = tuple(
+        tuple(axes[i] if size == shape[i] else () for i, size in enumerate(value.shape))
+        for value in call.outputs[1:]
+    )
+    return Spec(
+        family="memory",
+        inputs=(axes, *(weight for _ in call.inputs[1:])),
+        outputs=(axes, *statistics),
+        blocked=frozenset(_labels(weight)),
+        flops=((FLOPS_PER_NORM_ELEMENT, _labels(axes)),),
+    )
+
+
+@rule("aten.softmax", "aten._softmax", "aten.log_softmax", "aten._log_softmax", "aten.cumsum", "aten.logcumsumexp")
+def along(call: Call) -> Spec:
+    """An op that runs along one dim of its only tensor; that dim is blocked."""
+    shape = call.inputs[0].shape
+    dim = int(call.arg(1, "dim", -1)) % max(len(shape), 1)  # type: ignore[call-overload]
+    axes = _axes(shape)
+    return Spec(
+        family="memory",
+        inputs=(axes,),
+        outputs=(axes,),
+        blocked=frozenset(axes[dim] if axes else ()),
+        flops=((FLOPS_PER_SOFTMAX_ELEMENT, _labels(axes)),),
+    )
+
+
+@rule("aten.cross_entropy_loss")
+def cross_entropy(call: Call) -> Spec:
+    """`logits[n, v, ..], target[n, ..] -> scalar` (or one loss per token)."""
+    logits = call.inputs[0]
+    classes = 1 if len(logits.shape) > 1 else 0
+    axes = tuple(
+        () if size == 1 else ("v",) if i == classes else (f"d{i}",) for i, size in enumerate(logits.shape)
+    )
+    rows = tuple(axis for i, axis in enumerate(axes) if i != classes)
+    output = rows if call.outputs[0].shape else ()
+    target = axes if call.inputs[1].shape == logits.shape else rows
+    weight = tuple((axes[classes],) for _ in call.inputs[2:])
+    tokens = _labels(rows)
+    return Spec(
+        family="memory",
+        inputs=(axes, target, *weight),
+        outputs=(output,),
+        sums=frozenset() if output else frozenset(tokens),
+        inner=(InnerSpec(label="v", collective="all-reduce", labels=tokens, count=VOCABULARY_EXCHANGES),),
+        flops=((FLOPS_PER_SOFTMAX_ELEMENT, _labels(axes)),),
+        names={"v": "vocab"},
+    )
+
+
+@rule("aten.nll_loss_nd", "aten.nll_loss")
+def nll_loss(call: Call) -> Spec:
+    """Like cross-entropy on log-probabilities: the class dim is picked from, not reduced."""
+    spec = cross_entropy(call)
+    inner = tuple(InnerSpec(label="v", collective="all-reduce", labels=i.labels, count=1) for i in spec.inner)
+    return Spec(
+        family="memory", inputs=spec.inputs, outputs=spec.outputs, sums=spec.sums, inner=inner, names=spec.names
+    )
