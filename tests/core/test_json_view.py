@@ -25,7 +25,8 @@ PLAN = keys(
 )
 PREDICTED = keys(
     "step_time_s step_time_interval_s tokens_per_s_per_device model_flops_utilization "
-    "peak_memory_bytes memory_by_kind_bytes device_memory_bytes exposed_communication_s bubble_fraction origin"
+    "peak_memory_bytes memory_by_kind_bytes device_memory_bytes exposed_communication_s "
+    "bubble_fraction origin"
 )
 SEARCH = keys("wall_s meshes_considered meshes_pruned pruned_by lower_bound_s gap solver complete")
 ALTERNATIVE = keys(
