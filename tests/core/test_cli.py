@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -17,13 +18,19 @@ import pytest
 import tpplan
 import typer
 from tpplan import cli
+from tpplan.planner.cost import Recompute
 from tpplan.planner.errors import SolverError
+from tpplan.planner.estimate.frameworks import FRAMEWORKS
 from tpplan.planner.mesh import Mesh
+from tpplan.planner.options import DTYPES, MODES, OBJECTIVES, PIN_KEYS
 from tpplan.planner.plan_file import load, save
+from tpplan.planner.profile import OPTIMIZERS
+from tpplan.planner.schedule import Schedule
 
 from .sample_plan import llama3_8b, llama3_70b_on_rtx4090
 
 Answer = Callable[..., Any]
+DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 
 FLAGS = {
     "suggest": {
@@ -43,6 +50,22 @@ FLAGS = {
 
 def test_the_flags_are_pinned():
     assert {path: flags for path, flags in _flags(typer.main.get_command(cli.app))} == FLAGS
+
+
+def test_every_flag_and_choice_is_documented():
+    text = DOCS.read_text()
+    flags = set().union(*FLAGS.values())
+    assert [flag for flag in sorted(flags - {"--compare"}) if f"`{flag}`" not in text] == []
+    assert [key for key in PIN_KEYS if f"`{key}`" not in text] == []
+    words = [*OPTIMIZERS, *FRAMEWORKS, *DTYPES, *MODES, *OBJECTIVES, *Schedule, *Recompute]
+    assert [word for word in words if f"`{word}`" not in text] == []
+
+
+def test_the_documented_error_is_real(search, capsys):
+    search(lambda **_: llama3_8b())
+    command, message = re.findall(r"\$ tpplan (.*)\n(tpplan: error: .*\n)", DOCS.read_text())[0]
+    assert cli.main(command.split()) == 2
+    assert capsys.readouterr().err == message
 
 
 def _flags(command: Any, path: str = "") -> Iterator[tuple[str, set[str]]]:
