@@ -1,0 +1,134 @@
+"""What one device holds, by kind, and whether that fits.
+
+In: block costs under one intra-op solution, the mesh, the ZeRO stage, the framework and the
+optimizer. Out: bytes per block class that stay for the whole step (`block_states`), and the
+memory of a stage by kind (`stage_memory`).
+
+    parameters   element_bytes per element; under ZeRO-3 divided by the replicas
+    gradients    framework.gradient_bytes;  from ZeRO-2 on divided by the replicas
+    optimizer    master copy (16-bit parameters only) + moments; from ZeRO-1 on divided
+    activations  saved bytes x microbatches in flight
+    working      the largest short-lived memory of any block, what recomputation brings back included
+    buffers      blocks gathered or reduced whole, beyond the shard
+    reserve      what the allocator holds beyond what is allocated; context: libraries, communicators
+
+Replicas are dp x cp x ep ranks for dense parameters and dp x cp for sparse ones (Rajbhandari et
+al. 2020, arXiv:1910.02054, for the three stages).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ..cost import BlockCost, ParameterGroup, Recompute
+from ..mesh import Mesh
+from ..plan import MemoryPart
+from ..profile import Framework, Optimizer
+from ..topology import Device
+
+GATHERED_BLOCKS = 2
+"""Blocks whole at once under ZeRO-3: the one that runs and the one being fetched (FSDP prefetch)."""
+HALF_BYTES = 2
+"""Parameters of at most this many bytes get a master copy."""
+KINDS = ("parameters", "gradients", "optimizer", "activations", "working", "buffers", "reserve", "context")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockStates:
+    """Bytes of one block on one device that do not depend on microbatches."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    gathered: float
+    """The block's parameters whole, when ZeRO-3 gathers them, less the shard already counted."""
+    reduced: float
+    """The block's gradients whole, when they are stored as shards."""
+
+    @property
+    def total(self) -> float:
+        """Bytes that stay for the whole step."""
+        return self.parameters + self.gradients + self.optimizer
+
+
+def replicas(group: ParameterGroup, mesh: Mesh) -> int:
+    """Ranks that hold the same elements of `group` before ZeRO."""
+    return mesh.dp * mesh.cp * (1 if group.sparse else mesh.ep)
+
+
+def master_bytes(group: ParameterGroup, framework: Framework, optimizer: Optimizer) -> float:
+    """Bytes per element of the fp32 copy the optimizer updates; 0 where there is none."""
+    needed = optimizer.name != "none" and group.element_bytes <= HALF_BYTES
+    return framework.master_bytes if needed else 0
+
+
+def block_states(
+    cost: BlockCost, *, mesh: Mesh, zero: int, framework: Framework, optimizer: Optimizer
+) -> BlockStates:
+    """Parameters, gradients and optimizer state of one block on one device under ZeRO stage `zero`."""
+    parameters = gradients = states = gathered = reduced = 0.0
+    for group in cost.parameters:
+        ways = replicas(group, mesh)
+        whole = group.numel * group.element_bytes
+        parameters += whole / (ways if zero >= 3 else 1)
+        gathered += whole * (1 - 1 / ways) if zero >= 3 else 0.0
+        if not group.trainable:
+            continue
+        whole = group.numel * framework.gradient_bytes
+        gradients += whole / (ways if zero >= 2 else 1)
+        reduced += whole * (1 - 1 / ways) if zero >= 2 else 0.0
+        per_element = master_bytes(group, framework, optimizer) + optimizer.state_bytes
+        states += group.numel * per_element / (ways if zero >= 1 else 1)
+    return BlockStates(
+        parameters=parameters, gradients=gradients, optimizer=states, gathered=gathered, reduced=reduced
+    )
+
+
+def buffer_bytes(states: Iterable[BlockStates]) -> float:
+    """Whole blocks that exist next to the shards: the two largest gathered, the largest reduced."""
+    blocks = list(states)
+    gathered = sorted((block.gathered for block in blocks), reverse=True)
+    return sum(gathered[:GATHERED_BLOCKS]) + max((block.reduced for block in blocks), default=0.0)
+
+
+def working_bytes(cost: BlockCost, mode: Recompute) -> float:
+    """Short-lived memory of one block: its own, and what recomputation brings back at once."""
+    restored = cost.saved_bytes.get(Recompute.NONE, 0.0) - cost.saved_bytes.get(mode, 0.0)
+    return cost.working_bytes + max(restored, 0.0)
+
+
+def usable_bytes(device: Device, framework: Framework) -> float:
+    """How much may be allocated so that the upper band of what is reserved still fits."""
+    return (device.memory_bytes - framework.context_bytes) / framework.allocator_reserve[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """A run of blocks of one class on a stage, recomputed alike."""
+
+    cost: BlockCost
+    states: BlockStates
+    mode: Recompute
+    count: int
+
+
+def stage_memory(held: Sequence[Held], *, in_flight: float, framework: Framework) -> tuple[MemoryPart, ...]:
+    """Memory of the fullest moment on a device of this stage, upper band, by kind."""
+    blocks = [run.states for run in held for _ in range(min(run.count, GATHERED_BLOCKS))]
+    allocated = {
+        "parameters": sum(run.count * run.states.parameters for run in held),
+        "gradients": sum(run.count * run.states.gradients for run in held),
+        "optimizer": sum(run.count * run.states.optimizer for run in held),
+        "activations": in_flight * sum(run.count * run.cost.saved_bytes[run.mode] for run in held),
+        "working": max((working_bytes(run.cost, run.mode) for run in held), default=0.0),
+        "buffers": buffer_bytes(blocks),
+    }
+    reserve = sum(allocated.values()) * (framework.allocator_reserve[1] - 1)
+    sizes = allocated | {"reserve": reserve, "context": framework.context_bytes}
+    return tuple(MemoryPart(kind=kind, bytes=sizes[kind]) for kind in KINDS)
+
+
+def peak_bytes(parts: Iterable[MemoryPart]) -> float:
+    """Sum over kinds."""
+    return sum(part.bytes for part in parts)

@@ -1,0 +1,164 @@
+"""Nouns of the outer search: what is asked, what is tried, what is found.
+
+`SearchProblem` is the whole question without any cost model; `Pricing` carries the cost models as
+functions; `Candidate` is one point of the space before stages and recompute are chosen; `Outcome`
+is the answer, from which a `Plan` is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from .cost import Communication, Estimate, IntraSolution, Work
+from .layout import Collective
+from .mesh import DEFAULT_ORDER, Mesh
+from .plan import Alternative, Infeasible, Prediction, SearchSummary, Stage
+from .profile import Framework, Job, Optimizer
+from .topology import Device, GroupSpan, Topology
+
+Intra = Callable[[Mesh, int], tuple[IntraSolution, ...]]
+"""Mesh and microbatch size -> the intra-op frontier, fastest first; empty: these splits cannot be."""
+CollectiveTime = Callable[[Collective, float, GroupSpan], Estimate]
+"""Collective, whole-buffer bytes, span of the group -> time of one execution."""
+KernelTime = Callable[[Work, Device], Estimate]
+Pins = dict[str, int | str]
+"""Choices the user made: mesh axes by name, `zero`, `micro_batch`, `recompute`, `schedule`,
+`virtual_stages`."""
+
+SCHEDULE_NONE = "none"
+"""The schedule of a plan without pipeline stages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockFacts:
+    """What is true of one block class however it is split."""
+
+    name: str
+    forward_flops_per_sample: float
+    """All devices together."""
+    dense_numel: float
+    """Parameters that every data-parallel rank needs."""
+    sparse_numel: float
+    """Parameters that ep may split (experts, embedding tables)."""
+    element_bytes: int
+    trainable_share: float = 1.0
+    """Trainable share of the parameters."""
+    boundary_bytes_per_sample: float = 0.0
+    """Activations handed to the next block, unsplit."""
+
+    @property
+    def numel(self) -> float:
+        """All parameters of the block."""
+        return self.dense_numel + self.sparse_numel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchProblem:
+    """A model as a chain of blocks, a cluster, a job, and the sizes worth trying."""
+
+    chain: tuple[str, ...]
+    """Block class of every block, in execution order."""
+    layer_classes: frozenset[str]
+    """The classes that are repeated layers (embedding and head are not)."""
+    blocks: dict[str, BlockFacts]
+    topology: Topology
+    job: Job
+    framework: Framework
+    optimizer: Optimizer
+    tokens_per_sample: int = 1
+    tp_sizes: tuple[int, ...] = (1,)
+    ep_sizes: tuple[int, ...] = (1,)
+    cp_sizes: tuple[int, ...] = (1,)
+    order: tuple[str, ...] = DEFAULT_ORDER
+
+    @property
+    def layers(self) -> int:
+        """Number of repeated layers."""
+        return sum(name in self.layer_classes for name in self.chain)
+
+    @property
+    def forward_flops_per_sample(self) -> float:
+        """Forward FLOPs of the whole model for one sample."""
+        return sum(self.blocks[name].forward_flops_per_sample for name in self.chain)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pricing:
+    """The cost models, as functions."""
+
+    intra: Intra
+    collective_time: CollectiveTime
+    kernel_time: KernelTime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One point of the space: all but the stages, the recompute modes and the intra-op solution."""
+
+    mesh: Mesh
+    micro_batch: int
+    microbatches: int
+    zero_stage: int
+    schedule: str
+    virtual_stages: int
+
+    @property
+    def key(self) -> tuple:
+        """A total order that breaks ties the same way every time: the simpler plan first."""
+        m = self.mesh
+        return (m.pp, m.tp, m.ep, m.cp, self.virtual_stages, self.zero_stage, self.micro_batch)
+
+    def __str__(self) -> str:
+        return f"{self.mesh}, ZeRO-{self.zero_stage}, microbatch {self.micro_batch}, {self.schedule}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Priced:
+    """A candidate with everything decided, and what it costs."""
+
+    candidate: Candidate
+    intra: IntraSolution
+    stages: tuple[Stage, ...]
+    prediction: Prediction
+    communications: tuple[Communication, ...]
+    bound_s: float
+    """No choice of stages, recompute or splits makes this candidate faster than this."""
+    solver: str
+
+    @property
+    def step_time_s(self) -> float:
+        """Predicted step time."""
+        return self.prediction.step_time_s
+
+    @property
+    def recompute(self) -> str:
+        """`none`, `selective`, `full`, or `mixed`, over all blocks that hold activations."""
+        modes = {mode for stage in self.stages for _, _, mode in stage.blocks}
+        return modes.pop() if len(modes) == 1 else "mixed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchProgress:
+    """Where a running search stands."""
+
+    considered: int
+    pruned: int
+    priced: int
+    incumbent_s: float | None
+    bound_s: float
+    candidate: Candidate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The best plan found, its certificate, and the runners-up."""
+
+    best: Priced
+    alternatives: tuple[Alternative, ...]
+    summary: SearchSummary
+    reasons: tuple[str, ...]
+    warnings: tuple[str, ...] = field(default=())
+
+
+SearchResult = Outcome | Infeasible
