@@ -11,6 +11,7 @@ enumerations, `int`, `float` (finite), `bool`, `str`.
 from __future__ import annotations
 
 import math
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterable
@@ -132,7 +133,7 @@ def _decode_word(raw: Any, enum: type[StrEnum], place: Place) -> StrEnum:
 
 def _decode_scalar(raw: Any, hint: Any, place: Place) -> Any:
     accepted = (int, float) if hint is float else (hint,)
-    if type(raw) not in accepted or (hint is float and not math.isfinite(raw)):
+    if type(raw) not in accepted or (hint is float and not abs(raw) <= sys.float_info.max):
         place.expected(_in_words(hint), raw)
     return hint(raw)
 

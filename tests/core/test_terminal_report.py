@@ -344,3 +344,10 @@ def test_every_origin_has_a_colour() -> None:
         assert f"100.0 % {origin}" in report(
             replace(plan, predicted=replace(plan.predicted, waterfall=parts))
         )
+
+
+def test_a_pipe_is_100_columns_wide_whatever_the_screen(monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    console = open_console(io.StringIO())
+    assert console.width == 100
+    assert not console.is_terminal
