@@ -70,13 +70,13 @@ def _arrivals(seconds: Sequence[float], p2p_s: float) -> list[float]:
 def _tail(up: Sequence[float], weight_s: Sequence[float], rank: int, microbatches: int) -> float:
     """From `rank`'s last input gradient up to some rank and through the weight gradients left there."""
     left = [min(lag + 1, microbatches) * weight_s[lag] for lag in range(rank + 1)]
-    return max(up[rank] - up[lag] + left[lag] for lag in range(rank + 1)) - left[rank]
+    return up[rank] + max([left[lag] - up[lag] for lag in range(rank + 1)]) - left[rank]
 
 
 def _warmup_and_drain_gain(detours: Sequence[float], forward: float, backward: float) -> float:
     """One detour that skips warm-up forwards, and one that skips the last backwards."""
-    warmup = max(seconds - depth * forward for depth, seconds in enumerate(detours))
-    drain = max(seconds - depth * backward for depth, seconds in enumerate(detours))
+    warmup = max([seconds - depth * forward for depth, seconds in enumerate(detours)])
+    drain = max([seconds - depth * backward for depth, seconds in enumerate(detours)])
     return warmup + drain
 
 
