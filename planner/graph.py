@@ -87,6 +87,8 @@ class Node:
     source: str
     """`file.py:line` of the user's code, or an empty string."""
     saved: tuple[Saved, ...] = ()
+    differentiable: bool = True
+    """False when no gradient passes through it: masks, positions, routing by sorting, serving."""
 
     def refs(self) -> Iterator[str]:
         """Names of all values it reads, in argument order, repeats included."""
@@ -140,7 +142,7 @@ class TracedGraph:
     trainable_parameters: int
     torch_version: str
     content_hash: str
-    """SHA-256 over everything that determines this graph; also the cache key."""
+    """SHA-256 over the graph itself: values, ops and repeats, wherever the model came from."""
     warnings: tuple[str, ...] = ()
 
 

@@ -1,7 +1,7 @@
 """A PyTorch model -> `TracedGraph`: the only room of the planner that imports torch.
 
-`source` loads what the user named, `repeats` cuts repeated layers to a prefix, `export` runs
-`torch.export` and reads its graph, `saved` finds what autograd keeps for the backward pass.
+`source` and `huggingface` load what the user named, `repeats` cuts repeated layers to a prefix, `export`
+runs `torch.export`, `read` turns its graph into ours, `saved` finds what autograd keeps for backward.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ from torch import nn
 
 from ..errors import ModelError, TraceError
 from ..graph import Node, Repeat, TracedGraph, Value
-from .export import LossFunction, WithLoss, export, read_program
-from .repeats import differing_layers, find_cuts
-from .saved import saved_tensors
-from .source import Loaded, from_file, meta_copy, prepare, python_file, split_inputs
+from ..graph_cache import TraceOptions, content_hash, find_source, split_factory
+from .export import LossFunction, WithLoss, export
+from .huggingface import from_config
+from .read import Program, flatten, read
+from .repeats import Cut, differing_layers, find_cuts, observed_repeats
+from .saved import with_saved_tensors
+from .source import Loaded, from_file, load_export, meta_copy, prepare, python_file, split_inputs
 
 
 def trace_source(
@@ -48,94 +51,124 @@ def trace_source(
     Raises:
         ModelError: the source cannot be loaded. TraceError: it loads but cannot be traced.
     """
+    options = TraceOptions(seq_len=seq_len, batch=batch, dtype=dtype, mode=mode)
+    training = mode == "train"
     with contextlib.ExitStack() as stack:
         if isinstance(source, nn.Module):
-            loaded = _from_module(source, example_inputs, loss, batch=batch, seq_len=seq_len, dtype=dtype)
+            traced = _trace(_from_module(source, example_inputs, loss, options), training=training)
+        elif (path := find_source(source)).suffix == ".pt2":
+            traced = _read_export(path, training=training)
+        elif path.suffix == ".json":
+            traced = _trace(from_config(path, options), training=training)
         else:
-            path, factory = split_factory(source)
-            module = stack.enter_context(python_file(path))
-            loaded = from_file(module, path, factory, batch=batch, seq_len=seq_len, dtype=dtype)
-        return _trace(loaded, source=str(source), batch=batch, seq_len=seq_len, dtype=dtype, mode=mode)
+            module = stack.enter_context(python_file(path))  # its imports must work until the end
+            traced = _trace(from_file(module, path, split_factory(source)[1], options), training=training)
+    graph = _graph(traced, source if isinstance(source, str) else type(source).__name__, options)
+    return replace(graph, content_hash=content_hash(graph))
 
 
-def split_factory(source: str) -> tuple[Path, str | None]:
-    """`model.py:factory` -> its two parts."""
-    head, colon, tail = source.rpartition(":")
-    if colon and tail.isidentifier() and head.endswith(".py"):
-        return Path(head), tail
-    return Path(source), None
-
-
-def _from_module(
-    model: nn.Module, inputs: Any, loss: LossFunction | None, *, batch: int, seq_len: int, dtype: str
-) -> Loaded:
+def _from_module(model: nn.Module, inputs: Any, loss: LossFunction | None, options: TraceOptions) -> Loaded:
     if inputs is None:
         raise ModelError("a model given as nn.Module needs example_inputs: a tuple, a dict or a function")
     if callable(inputs):
         with torch.device("meta"):
-            inputs = inputs(batch, seq_len)
+            inputs = inputs(options.batch, options.seq_len)
     args, kwargs = split_inputs(inputs, "example_inputs")
-    return prepare(type(model).__name__, meta_copy(model), args, kwargs, loss, dtype=dtype)
-
-
-def _trace(loaded: Loaded, *, source: str, batch: int, seq_len: int, dtype: str, mode: str) -> TracedGraph:
-    parameters = list(loaded.module.parameters())
-    read = _trace_cut(loaded, training=mode == "train")
-    return TracedGraph(
-        name=loaded.name,
-        source=source,
-        batch=batch,
-        seq_len=seq_len,
-        dtype=dtype,
-        values=read.values,
-        nodes=read.nodes,
-        inputs=tuple(name for name, value in read.values.items() if value.kind == "input"),
-        output=read.output,
-        repeats=read.repeats,
-        parameters=sum(p.numel() for p in parameters),
-        trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
-        torch_version=torch.__version__,
-        content_hash="",
-        warnings=read.warnings,
-    )
+    return prepare(type(model).__name__, meta_copy(model), args, kwargs, loss, dtype=options.dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Traced:
+    name: str
     values: dict[str, Value]
     nodes: tuple[Node, ...]
     output: str
+    parameters: int
+    trainable_parameters: int
     repeats: tuple[Repeat, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
-def _trace_cut(loaded: Loaded, *, training: bool) -> _Traced:
-    """Trace with the repeats cut down; without cutting if the model does not bear it."""
+def _graph(traced: _Traced, source: str, options: TraceOptions) -> TracedGraph:
+    return TracedGraph(
+        name=traced.name,
+        source=source,
+        batch=options.batch,
+        seq_len=options.seq_len,
+        dtype=options.dtype,
+        values=traced.values,
+        nodes=traced.nodes,
+        inputs=tuple(name for name, value in traced.values.items() if value.kind == "input"),
+        output=traced.output,
+        repeats=traced.repeats,
+        parameters=traced.parameters,
+        trainable_parameters=traced.trainable_parameters,
+        torch_version=torch.__version__,
+        content_hash="",
+        warnings=traced.warnings,
+    )
+
+
+def _trace(loaded: Loaded, *, training: bool) -> _Traced:
+    """Trace with the repeats cut down as far as the model bears it."""
     cuts = list(find_cuts(loaded.module))
     reason = None
+    for attempt in dict.fromkeys((tuple(cuts), tuple(cuts[:1]))):
+        try:
+            return _trace_cut(loaded, attempt, training=training)
+        except TraceError as error:
+            reason = reason or str(error)
+            if not attempt:
+                raise
+    traced = _trace_cut(loaded, (), training=training)
+    repeats = observed_repeats(traced.values, traced.nodes)
+    warning = f"all layers were traced one by one: {reason}"
+    return replace(traced, repeats=repeats, warnings=(*traced.warnings, warning))
+
+
+def _trace_cut(loaded: Loaded, cuts: tuple[Cut, ...], *, training: bool) -> _Traced:
+    """Trace with some lists of layers cut; an error if the cut changed what the layers do."""
+    parameters = list(loaded.module.parameters())
+    wrapped = WithLoss(loaded.module, loaded.loss if training else None).train(training)
     for cut in cuts:
         cut.apply()
     try:
-        traced = _trace_once(loaded, training=training)
-        reason = differing_layers((cut.repeat for cut in cuts), traced.values, traced.nodes)
-    except TraceError as error:
-        if not cuts:
-            raise
-        traced, reason = None, str(error)
+        program = flatten(export(wrapped, loaded.args, loaded.kwargs))
     finally:
-        for cut in reversed(cuts):
+        for cut in cuts:
             cut.undo()
-    if traced is not None and reason is None:
-        return replace(traced, repeats=tuple(cut.repeat for cut in cuts))
-    traced = _trace_once(loaded, training=training)
-    return replace(traced, warnings=(*traced.warnings, f"all layers were traced one by one: {reason}"))
+    traced = _read(loaded.name, program, parameters, training=training)
+    repeats = tuple(cut.repeat for cut in cuts)
+    different = differing_layers(repeats, traced.values, traced.nodes)
+    if different:
+        raise TraceError(different)
+    return replace(traced, repeats=repeats)
 
 
-def _trace_once(loaded: Loaded, *, training: bool) -> _Traced:
-    wrapped = WithLoss(loaded.module, loaded.loss if training else None).train(training)
-    program = export(wrapped, loaded.args, loaded.kwargs)
-    values, nodes, output = read_program(program)
+def _read_export(path: Path, *, training: bool) -> _Traced:
+    """Read a `.pt2` file; its output should be the loss."""
+    exported = load_export(path)
+    program = flatten(exported, wrapped=False)
+    traced = _read(path.stem, program, list(exported.parameters()), training=training)
+    warnings = traced.warnings
+    if training and traced.values[traced.output].shape:
+        warnings += (f"{path.name} does not end in a loss: the backward pass starts at {traced.output}",)
+    return replace(traced, repeats=observed_repeats(traced.values, traced.nodes), warnings=warnings)
+
+
+def _read(name: str, program: Program, parameters: list[nn.Parameter], *, training: bool) -> _Traced:
+    values, nodes, output = read(program)
     warnings: tuple[str, ...] = ()
     if training:
-        nodes, warnings = saved_tensors(program, values, nodes)
-    return _Traced(values=values, nodes=nodes, output=output, warnings=warnings)
+        nodes, warnings = with_saved_tensors(program, values, nodes)
+    else:
+        nodes = tuple(replace(node, differentiable=False) for node in nodes)
+    return _Traced(
+        name=name,
+        values=values,
+        nodes=nodes,
+        output=output,
+        parameters=sum(p.numel() for p in parameters),
+        trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
+        warnings=warnings,
+    )

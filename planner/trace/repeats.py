@@ -79,13 +79,13 @@ def _is_scalar(value: Any) -> bool:
 
 
 def find_cuts(model: nn.Module, path: str = "") -> Iterator[Cut]:
-    """The lists worth cutting, outermost first; also inside the layers that stay."""
+    """The outermost lists worth cutting; what is inside their layers is traced as it is."""
     children = [(name, child) for name, child in model._modules.items() if child is not None]
     if isinstance(model, nn.ModuleList | nn.Sequential):
         repeat = _prefix(path, [structural_key(child) for _, child in children])
         if repeat is not None:
             yield Cut(model, repeat, tuple(children))
-            children = children[: repeat.traced]
+            return
     for name, child in children:
         yield from find_cuts(child, f"{path}.{name}" if path else name)
 
@@ -105,10 +105,9 @@ def _prefix(path: str, keys: list[tuple]) -> Repeat | None:
 
 
 def differing_layers(
-    repeats: Iterable[Repeat], values: dict[str, Value], nodes: Iterable[Node]
+    repeats: Iterable[Repeat], values: dict[str, Value], nodes: tuple[Node, ...]
 ) -> str | None:
     """A sentence if two traced layers of one class ran different ops or shapes, else None."""
-    nodes = tuple(nodes)
     for repeat in repeats:
         runs = [_run(f"{repeat.path}.{index}", values, nodes) for index in range(repeat.traced)]
         for index, stands_for in enumerate(repeat.classes[: repeat.traced]):
@@ -119,6 +118,24 @@ def differing_layers(
     return None
 
 
-def _run(path: str, values: dict[str, Value], nodes: Iterable[Node]) -> list[tuple]:
+def observed_repeats(values: dict[str, Value], nodes: tuple[Node, ...]) -> tuple[Repeat, ...]:
+    """The outermost lists of a graph traced whole whose layers ran the same ops on the same shapes."""
+    lengths: dict[str, int] = {}
+    for node in nodes:
+        parts = node.module.split(".")
+        for at, part in enumerate(parts):
+            if part.isdigit():
+                path = ".".join(parts[:at])
+                lengths[path] = max(lengths.get(path, 0), int(part) + 1)
+    found: list[Repeat] = []
+    for path, length in sorted(lengths.items(), key=lambda item: item[0].count(".")):
+        inside_another = any(path.startswith(f"{repeat.path}.") for repeat in found)
+        runs = [tuple(_run(f"{path}.{index}", values, nodes)) for index in range(length)]
+        if not inside_another and max(Counter(runs).values()) >= LEAST_EQUAL:
+            found.append(Repeat(path=path, traced=length, classes=tuple(runs.index(run) for run in runs)))
+    return tuple(found)
+
+
+def _run(path: str, values: dict[str, Value], nodes: tuple[Node, ...]) -> list[tuple]:
     inside = (node for node in nodes if node.module == path or node.module.startswith(f"{path}."))
     return [(node.target, tuple(values[name].shape for name in node.outputs)) for node in inside]

@@ -23,7 +23,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree as pytree
 
 from ..graph import Node, Saved, Value
-from .export import dtype_name, silence
+from .export import silence
+from .read import Program, dtype_name, output_name
 
 aten = torch.ops.aten
 
@@ -62,16 +63,23 @@ KERNELS: dict[Any, Callable] = {
 }
 
 
-def saved_tensors(
-    program: torch.export.ExportedProgram, values: dict[str, Value], nodes: tuple[Node, ...]
+def with_saved_tensors(
+    program: Program, values: dict[str, Value], nodes: tuple[Node, ...]
 ) -> tuple[tuple[Node, ...], tuple[str, ...]]:
-    """The nodes with `saved` filled in, and warnings about ops that could not be run."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with silence(), mode:
+    """The nodes with `saved` and `differentiable` filled in, and warnings about ops that cannot run."""
+    with silence(), torch.enable_grad(), FakeTensorMode(allow_non_fake_inputs=True):
         recorder = _Recorder(program, values)
         recorder.run(*recorder.placeholders())
     found = recorder.saved
-    return tuple(replace(node, saved=tuple(found.get(node.name, ()))) for node in nodes), recorder.warnings()
+    nodes = tuple(
+        replace(
+            node,
+            saved=tuple(found.get(node.name, ())),
+            differentiable=node.name in recorder.differentiable,
+        )
+        for node in nodes
+    )
+    return nodes, recorder.warnings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,38 +91,38 @@ class _Packed:
 class _Recorder(torch.fx.Interpreter):
     """Runs an exported graph on fake CPU tensors and listens to what autograd keeps."""
 
-    def __init__(self, program: torch.export.ExportedProgram, values: dict[str, Value]) -> None:
-        super().__init__(program.graph_module, garbage_collect_values=False)
+    def __init__(self, program: Program, values: dict[str, Value]) -> None:
+        super().__init__(program.module, garbage_collect_values=False)
         self.program = program
         self.values = values
         self.saved: dict[str, list[Saved]] = {}
-        self.owner: dict[int, str | None] = {}
+        self.differentiable: set[str] = set()
+        self.owner: dict[int, str] = {}
         """Storage address -> the value that created it. All tensors stay alive: no address is reused."""
         self.counted: set[int] = set()
         self.packed: list[_Packed] = []
         self.alive: list[Any] = []
-        self.failed: list[str] = []
+        self.failed: set[str] = set()
 
     def placeholders(self) -> list[Any]:
         """Fake tensors for the graph's inputs; tied parameters share one."""
-        held: dict[int, torch.Tensor] = {}
-        signature = self.program.graph_signature
-        made = []
-        for node in self.program.graph.find_nodes(op="placeholder"):
-            meta = node.meta.get("val")
-            if not isinstance(meta, torch.Tensor):
-                made.append(meta)
-                continue
-            fqn = signature.inputs_to_parameters.get(node.name)
-            parameter = None if fqn is None else self.program.state_dict[fqn]
-            fresh = _fake_like(meta, requires_grad=parameter is not None and parameter.requires_grad)
-            tensor = fresh if parameter is None else held.setdefault(id(parameter), fresh)
-            address = _address(tensor)
-            if parameter is not None or node.name in signature.inputs_to_buffers:
-                self.counted.add(address)
-            self.owner.setdefault(address, node.name)
-            made.append(tensor)
-        return made
+        shared: dict[int, torch.Tensor] = {}
+        return [self._placeholder(node, shared) for node in self.graph.find_nodes(op="placeholder")]
+
+    def _placeholder(self, node: torch.fx.Node, shared: dict[int, torch.Tensor]) -> Any:
+        meta = node.meta.get("val")
+        if not isinstance(meta, torch.Tensor):
+            return meta
+        kind, _, held = self.program.held(node.name)
+        if held is not None and id(held) in shared:
+            return shared[id(held)]
+        tensor = _fake_like(meta, requires_grad=kind == "parameter" and held.requires_grad)
+        if held is not None:
+            shared[id(held)] = tensor
+        if kind in ("parameter", "buffer"):
+            self.counted.add(_address(tensor))
+        self.owner[_address(tensor)] = node.name
+        return tensor
 
     def run_node(self, n: torch.fx.Node) -> Any:
         """Run one node and note the storages that it creates and keeps."""
@@ -128,9 +136,11 @@ class _Recorder(torch.fx.Interpreter):
         self.alive.append(result)
         several = isinstance(result, tuple | list)
         for index, tensor in enumerate(result if several else (result,)):
-            name = f"{n.name}.{index}" if several else n.name
+            name = output_name(n.name, index, several=several)
             if isinstance(tensor, torch.Tensor) and name in self.values:
                 self.owner.setdefault(_address(tensor), name)
+                if tensor.requires_grad:
+                    self.differentiable.add(n.name)
         self._settle()
         return result
 
@@ -154,7 +164,7 @@ class _Recorder(torch.fx.Interpreter):
         self.packed.clear()
 
     def _describe(self, tensor: torch.Tensor) -> Saved:
-        value = self.values.get(self.owner.get(_address(tensor)) or "")
+        value = self.values.get(self.owner.get(_address(tensor), ""))
         stored_bytes = tensor.untyped_storage().nbytes()
         if value is not None and value.bytes == stored_bytes:
             return Saved(value=value.name, shape=value.shape, dtype=value.dtype)
@@ -164,11 +174,11 @@ class _Recorder(torch.fx.Interpreter):
 
     def _assume(self, node: torch.fx.Node) -> Any:
         """The op cannot run on fake tensors: assume that it keeps its floating-point inputs."""
-        self.failed.append(str(node.target))
         inputs = [self.env[source] for source in node.all_input_nodes]
         inputs = [t for t in inputs if isinstance(t, torch.Tensor) and t.is_floating_point()]
         differentiable = any(tensor.requires_grad for tensor in inputs)
         if differentiable:
+            self.failed.add(str(node.target))
             self.packed += [_Packed(node.name, tensor.detach()) for tensor in inputs]
 
         def make(leaf: Any) -> Any:
@@ -181,7 +191,7 @@ class _Recorder(torch.fx.Interpreter):
         """One sentence that names the ops whose kept tensors are assumed."""
         if not self.failed:
             return ()
-        ops = ", ".join(sorted(set(self.failed)))
+        ops = ", ".join(sorted(self.failed))
         return (f"kept activations of {ops} are assumed to be all their floating-point inputs",)
 
 

@@ -23,7 +23,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..errors import ModelError, did_you_mean
-from .export import LossFunction, default_loss, describe
+from ..graph_cache import TraceOptions
+from .export import LossFunction, default_loss, describe, silence
 
 DEFAULT_FACTORY = "build_model"
 DTYPES = {
@@ -48,11 +49,8 @@ def python_file(path: Path) -> Iterator[ModuleType]:
     """Execute a model file; its folder is importable meanwhile, as for a script.
 
     Raises:
-        ModelError: the file is missing, has a syntax error, or fails; one line with its place.
+        ModelError: the file has a syntax error or fails; one line with its place.
     """
-    if not path.is_file():
-        near = did_you_mean(path.name, (p.name for p in path.parent.glob("*.py")))
-        raise ModelError(f"no model file {str(path)!r}{near}")
     folder = str(path.parent.resolve())
     before = set(sys.modules)
     sys.path.insert(0, folder)
@@ -78,6 +76,8 @@ def _execute(path: Path) -> ModuleType:
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
+    except SystemExit:
+        raise ModelError(f"{path.name} ended the program while it was loaded") from None
     except SyntaxError as error:
         place = f"{Path(error.filename or path).name}:{error.lineno}"
         raise ModelError(f"syntax error in {place}: {error.msg}") from None
@@ -86,9 +86,7 @@ def _execute(path: Path) -> ModuleType:
     return module
 
 
-def from_file(
-    module: ModuleType, path: Path, factory: str | None, *, batch: int, seq_len: int, dtype: str
-) -> Loaded:
+def from_file(module: ModuleType, path: Path, factory: str | None, options: TraceOptions) -> Loaded:
     """Build the model of an executed file through its factory and `example_inputs`."""
     with torch.device("meta"):
         model = call(function_of(module, factory or DEFAULT_FACTORY, path), path)
@@ -97,9 +95,22 @@ def from_file(
                 f"{path.name}: {factory or DEFAULT_FACTORY}() returned {type(model).__name__}, "
                 "expected a torch.nn.Module"
             )
-        inputs = call(function_of(module, "example_inputs", path), path, batch, seq_len)
+        inputs = call(function_of(module, "example_inputs", path), path, options.batch, options.seq_len)
     args, kwargs = split_inputs(inputs, f"{path.name}: example_inputs(batch, seq)")
-    return prepare(path.stem, model, args, kwargs, getattr(module, "loss", None), dtype=dtype)
+    return prepare(path.stem, model, args, kwargs, getattr(module, "loss", None), dtype=options.dtype)
+
+
+def load_export(path: Path) -> torch.export.ExportedProgram:
+    """Read a `.pt2` file.
+
+    Raises:
+        ModelError: it was not written by `torch.export.save`, or by an incompatible version.
+    """
+    try:
+        with silence():
+            return torch.export.load(path)
+    except Exception as error:
+        raise ModelError(f"{path.name} is no readable export: {describe(error)}") from None
 
 
 def function_of(module: ModuleType, name: str, path: Path) -> Callable:
