@@ -131,26 +131,36 @@ class Topology:
     def span(self, *, size: int, stride: int) -> GroupSpan:
         """How a group of `size` ranks spaced by `stride` spreads over the levels.
 
-        The group starts at rank 0; groups that begin elsewhere spread the same way whenever
-        sizes divide, which the search guarantees. Members are counted by distinct child units,
-        rounding up where the spacing does not divide a level.
-
-        Distinct units of `unit` devices that ranks 0, stride, ..., (size-1)*stride fall into:
-        every rank its own if stride >= unit, else all units up to the last rank's.
+        A mesh lays such groups side by side in blocks of `size * stride` ranks. Where sizes divide,
+        all of them spread alike; where they do not (tp=6 on nodes of 8), the answer is the most
+        units of each level that any group touches, since the slowest group sets the pace. Members
+        are counted by distinct child units, rounding up.
 
         Raises `ValueError` if the ranks do not fit in the cluster.
         """
         assert size >= 1 and stride >= 1, (size, stride)
+        if (size - 1) * stride >= self.devices:
+            raise ValueError(f"{size} ranks spaced by {stride} do not fit in {self.devices} devices")
         members = []
         unit, before = 1, size
         for level in self.levels:
             unit *= level.size
-            here = min(size, (size - 1) * stride // unit + 1)
+            here = 1 if unit == self.devices else _most_units(size=size, stride=stride, unit=unit)
             members.append(-(-before // here))
             before = here
-        if before > 1:
-            raise ValueError(f"{size} ranks spaced by {stride} do not fit in {self.devices} devices")
         return GroupSpan(members=tuple(members))
+
+
+def _most_units(*, size: int, stride: int, unit: int) -> int:
+    """The most units of `unit` devices that a group of `size` ranks spaced by `stride` can touch.
+
+    Groups start at k * size * stride + j, 0 <= j < stride. Modulo `unit` the latest such start is
+    unit - g + min(stride, g) - 1 with g = gcd(size * stride, unit); from there the last rank's unit
+    counts, because no unit in between is skipped while stride < unit (else each rank has its own).
+    """
+    g = math.gcd(size * stride, unit)
+    latest = unit - g + min(stride, g) - 1
+    return min(size, (latest + (size - 1) * stride) // unit + 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -30,55 +31,77 @@ def topology(*sizes: int) -> Topology:
     return Topology(name="toy", device=DEVICE, levels=levels)
 
 
-def listed(sizes: tuple[int, ...], ranks: list[int]) -> tuple[int, ...]:
-    """Members per level by listing: a unit is named by where each rank stands, from the outside in."""
-    units: list[tuple[int, ...]] = [(rank,) for rank in ranks]
-    members = []
+def touched(sizes: tuple[int, ...], ranks: tuple[int, ...]) -> list[int]:
+    """How many units of every level hold `ranks`, outward: by listing, and dividing step by step."""
+    units, counts = set(ranks), [len(ranks)]
     for size in sizes:
-        parents = [(unit[0] // size,) for unit in units]
-        members.append(math.ceil(len(set(units)) / len(set(parents))))
-        units = parents
-    return tuple(members)
+        units = {unit // size for unit in units}
+        counts.append(len(units))
+    return counts
 
 
-def fits(sizes: tuple[int, ...], *, size: int, stride: int) -> bool:
-    return (size - 1) * stride < math.prod(sizes)
+def listed(sizes: tuple[int, ...], groups: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """Members per level of the widest of `groups`."""
+    counts = [max(column) for column in zip(*(touched(sizes, group) for group in groups), strict=True)]
+    return tuple(math.ceil(inner / outer) for inner, outer in pairwise(counts))
 
 
-SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=4).map(tuple)
+@st.composite
+def meshes_on_clusters(draw: st.DrawFn) -> tuple[tuple[int, ...], Mesh]:
+    """A cluster and a mesh over all of its devices: their prime factors, dealt out differently."""
+    primes = draw(st.lists(st.sampled_from([2, 2, 3, 5]), max_size=6).filter(lambda p: math.prod(p) <= 360))
+    levels = [1] * draw(st.integers(1, 4))
+    for prime in primes:
+        levels[draw(st.integers(0, len(levels) - 1))] *= prime
+    shares = dict.fromkeys(AXES, 1)
+    for prime in primes:
+        shares[draw(st.sampled_from(AXES))] *= prime
+    return tuple(levels), Mesh(**shares, order=tuple(draw(st.permutations(AXES))))
 
 
-@settings(deadline=None, max_examples=400, derandomize=True)
-@given(sizes=SIZES, size=st.integers(1, 80), stride=st.integers(1, 40))
-def test_span_equals_listing_every_rank(sizes: tuple[int, ...], size: int, stride: int) -> None:
+@settings(deadline=None, max_examples=300, derandomize=True)
+@given(case=meshes_on_clusters())
+def test_span_equals_listing_every_group_of_a_mesh(case: tuple[tuple[int, ...], Mesh]) -> None:
+    sizes, mesh = case
     cluster = topology(*sizes)
-    if not fits(sizes, size=size, stride=stride):
+    assert mesh.devices == cluster.devices
+    for axis in AXES:
+        span = cluster.span(size=mesh.size(axis), stride=mesh.stride(axis))
+        assert span.members == listed(sizes, list(mesh.groups(axis)))
+
+
+@settings(deadline=None, max_examples=100, derandomize=True)
+@given(exponents=st.lists(st.integers(0, 3), min_size=1, max_size=3), data=st.data())
+def test_where_sizes_divide_all_groups_spread_alike(exponents: list[int], data: st.DataObject) -> None:
+    levels = tuple(2**exponent for exponent in exponents)
+    total = sum(exponents)
+    stride = data.draw(st.integers(0, total))
+    size = data.draw(st.integers(0, total - stride))
+    span = topology(*levels).span(size=2**size, stride=2**stride)
+    assert span.size == 2**size
+    mesh = Mesh(
+        dp=2 ** (total - size - stride), tp=2**size, ep=2**stride, order=("pp", "dp", "cp", "tp", "ep")
+    )
+    assert {listed(levels, [group]) for group in mesh.groups("tp")} == {span.members}
+
+
+@settings(deadline=None, max_examples=300, derandomize=True)
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4).map(tuple),
+    size=st.integers(1, 80),
+    stride=st.integers(1, 40),
+)
+def test_span_holds_its_group_or_refuses(sizes: tuple[int, ...], size: int, stride: int) -> None:
+    cluster = topology(*sizes)
+    if (size - 1) * stride >= cluster.devices:
         with pytest.raises(ValueError, match="do not fit"):
             cluster.span(size=size, stride=stride)
         return
     span = cluster.span(size=size, stride=stride)
-    assert span.members == listed(sizes, [i * stride for i in range(size)])
     assert span.size >= size
     assert len(span.members) == len(sizes)
-    assert all(1 <= members <= level for members, level in zip(span.members, sizes, strict=True))
-
-
-@settings(deadline=None, max_examples=300, derandomize=True)
-@given(data=st.data(), sizes=st.lists(st.integers(0, 3), min_size=1, max_size=4))
-def test_where_sizes_divide_every_group_of_a_mesh_spreads_like_the_first(
-    data: st.DataObject, sizes: list[int]
-) -> None:
-    """With powers of two everywhere, `span` is exact for all groups, whatever their first rank."""
-    levels = tuple(2**exponent for exponent in sizes)
-    shares = data.draw(st.lists(st.sampled_from(AXES), min_size=sum(sizes), max_size=sum(sizes)))
-    order = tuple(data.draw(st.permutations(AXES)))
-    mesh = Mesh(**{axis: 2 ** shares.count(axis) for axis in AXES}, order=order)
-    cluster = topology(*levels)
-    assert mesh.devices == cluster.devices
-    for axis in AXES:
-        span = cluster.span(size=mesh.size(axis), stride=mesh.stride(axis))
-        assert span.size == mesh.size(axis)
-        assert {listed(levels, list(group)) for group in mesh.groups(axis)} == {span.members}
+    first = touched(sizes, tuple(i * stride for i in range(size)))
+    assert span.members[-1] >= first[-2], "it reaches at least as many nodes as the group from rank 0"
 
 
 @pytest.mark.parametrize(
@@ -92,8 +115,9 @@ def test_where_sizes_divide_every_group_of_a_mesh_spreads_like_the_first(
         ((2, 2, 4), 4, 1, (2, 2, 1)),  # both pairs of a node
         ((2, 2, 4), 4, 2, (1, 2, 2)),  # one rank a pair, two nodes
         ((2, 2, 4), 4, 4, (1, 1, 4)),
-        ((8, 4), 3, 3, (3, 1)),  # 0, 3, 6
-        ((8, 4), 5, 3, (3, 2)),  # 0, 3, 6 | 9, 12
+        ((8, 3), 6, 1, (3, 2)),  # 0-5 stay inside, but 6, 7 | 8-11 do not
+        ((72, 2), 16, 1, (8, 2)),  # so does 64-71 | 72-79
+        ((72, 2), 8, 1, (8, 1)),
         ((72, 2), 16, 9, (8, 2)),
         ((8, 1), 8, 1, (8, 1)),
     ],
