@@ -7,7 +7,7 @@ In: `Work` (FLOPs, bytes, shape, dtype) and `Device` (peaks and efficiency curve
 
 For matrix multiplications
 
-    utilisation = curve(flops per kernel) * s(m) * s(n) * s(k),    s(d) = d / (d + 48)
+    utilisation = u * curve(flops per kernel / u),    u = s(m) * s(n) * s(k),    s(d) = d / (d + 48)
 
 The curve says how well one kernel of that size fills the device; s charges a short side as if the
 kernel ran 48 more rows (part-filled 128-wide tiles, and the start and end of the loop over k). A
@@ -94,11 +94,12 @@ def kernel_time(work: Work, device: Device) -> Estimate:
 def utilisation(work: Work, device: Device) -> tuple[float, Origin]:
     """Fraction of the dtype's peak that this kernel's arithmetic reaches, and where it comes from."""
     curve, origin = _curve(work.family, device)
-    fraction = interpolate(curve, work.flops / max(work.kernels, 1.0))
+    useful = 1.0
     if work.family == "gemm":
-        fraction *= _side(work.m) * _side(work.n) * _side(work.k)
+        useful = _side(work.m) * _side(work.n) * _side(work.k)
     elif work.family == "grouped_gemm":
-        fraction *= _side(work.m / max(work.batch, 1.0)) * _side(work.n) * _side(work.k)
+        useful = _side(work.m / max(work.batch, 1.0)) * _side(work.n) * _side(work.k)
+    fraction = useful * interpolate(curve, work.flops / max(work.kernels, 1.0) / useful)
     if DTYPES.get(work.dtype, work.dtype) == "fp8":
         fraction *= FP8_SHARE
     return fraction, origin
@@ -117,14 +118,17 @@ def peak_flops(dtype: str, device: Device) -> tuple[float, bool]:
 
 
 def interpolate(curve: tuple[tuple[float, float], ...], size: float) -> float:
-    """The curve's fraction at `size`: linear over log(size) between points, constant outside."""
+    """The curve's fraction at `size`: a power law between points (a line in log-log), constant outside.
+
+    So that more work is never faster, wherever fractions grow more slowly than sizes.
+    """
     i = bisect_left(curve, (size,))
     if i == 0:
         return curve[0][1]
     if i == len(curve):
         return curve[-1][1]
     (x0, y0), (x1, y1) = curve[i - 1], curve[i]
-    return y0 + (y1 - y0) * math.log(size / x0) / math.log(x1 / x0)
+    return y0 * (y1 / y0) ** (math.log(size / x0) / math.log(x1 / x0))
 
 
 def _memory(nbytes: float, kernels: float, device: Device) -> tuple[float, Origin]:
@@ -142,5 +146,5 @@ def _curve(family: str, device: Device) -> tuple[tuple[tuple[float, float], ...]
 
 
 def _side(length: float) -> float:
-    """Share of the tiles along one matmul side that does useful work; 1 where the side is not given."""
+    """Useful share of what runs along one matmul side; 1 where the side is not given."""
     return length / (length + SIDE_LOSS) if length > 0.0 else 1.0

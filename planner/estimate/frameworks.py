@@ -19,7 +19,7 @@ GIB = float(2**30)
 NCCL_BYTES = 0.35 * GIB
 """NCCL buffers: 0.33 to 0.38 GiB for 2 to 8 ranks (aiconfigurator, nccl_mem_bytes)."""
 CONTEXT_BYTES = 0.65 * GIB
-"""CUDA context, loaded kernels and cuBLAS workspaces. Judgement: what nvidia-smi shows beyond PyTorch's own."""
+"""CUDA context, loaded kernels and cuBLAS workspaces. Judgement: what nvidia-smi shows beyond PyTorch."""
 RESERVE = (1.04, 1.09)
 """Reserved over allocated: median 1.040, largest 1.093 of 43 runs (SimuMax, Megatron on B200)."""
 
@@ -38,12 +38,16 @@ MEGATRON = Framework(
     context_bytes=CONTEXT_BYTES + NCCL_BYTES,
     step_overhead_s=0.02,
     source=(
-        "gradient_bytes, sync_bytes: megatron/training/arguments.py, bf16 accumulates and reduces gradients in "
-        "fp32. master_bytes: megatron/core/optimizer, fp32 main parameters. dp_overlap, gather_overlap: judgement, "
-        "with --overlap-grad-reduce and --overlap-param-gather all but the first and last bucket hide. tp_overlap: "
-        "judgement, without user buffers only the backward's gather and reduce-scatter run beside a weight-gradient "
-        "matmul. saves_gathered_input: core/tensor_parallel/layers.py saves the shard and gathers again. "
-        "logits_bytes_per_element: vocab-parallel cross entropy works in place. step_overhead_s: judgement"
+        "gradient_bytes, sync_bytes: megatron/training/arguments.py: bf16 accumulates and reduces "
+        "gradients in fp32. "
+        "master_bytes: megatron/core/optimizer, fp32 main parameters. "
+        "dp_overlap, gather_overlap: judgement, with --overlap-grad-reduce and --overlap-param-gather all"
+        " but the first and last bucket hide. "
+        "tp_overlap: judgement, without user buffers only the backward's gather and reduce-scatter run "
+        "beside a weight-gradient matmul. "
+        "saves_gathered_input: core/tensor_parallel/layers.py saves the shard and gathers again. "
+        "logits_bytes_per_element: vocab-parallel cross entropy works in place. "
+        "step_overhead_s: judgement"
     ),
 )
 
@@ -62,12 +66,15 @@ TORCH = Framework(
     context_bytes=CONTEXT_BYTES + NCCL_BYTES,
     step_overhead_s=0.02,
     source=(
-        "gradient_bytes, sync_bytes: torchtitan mixed_precision_reduce = float32. master_bytes: parameters are "
-        "stored in fp32, two bytes more than the 16-bit weight, and cast when gathered. dp_overlap, gather_overlap: "
-        "half of FSDP's traffic exposed, read off torchtitan's and MPT's published runs. tp_overlap: DTensor's "
-        "collectives are not overlapped (async TP is off by default). saves_gathered_input: autograd keeps what "
-        "the linear read. logits_bytes_per_element: 14 bytes a logit in eager torchtitan runs, 10 of them in the "
-        "graph. step_overhead_s: judgement"
+        "gradient_bytes, sync_bytes: torchtitan mixed_precision_reduce = float32. "
+        "master_bytes: parameters are stored in fp32, two bytes more than the 16-bit weight, and cast "
+        "when gathered. "
+        "dp_overlap, gather_overlap: half of FSDP's traffic exposed, read off torchtitan's and MPT's "
+        "published runs. "
+        "tp_overlap: DTensor's collectives are not overlapped (async TP is off by default). "
+        "saves_gathered_input: autograd keeps what the linear read. "
+        "logits_bytes_per_element: 14 bytes a logit in eager torchtitan runs, 10 of them in the graph. "
+        "step_overhead_s: judgement"
     ),
 )
 
@@ -103,11 +110,14 @@ DEEPSPEED = Framework(
     context_bytes=CONTEXT_BYTES + NCCL_BYTES,
     step_overhead_s=0.05,
     source=(
-        "gradient_bytes, master_bytes: ZeRO (arXiv:1910.02054, section 3.1), 2 + 2 + 12 bytes per parameter with "
-        "Adam. sync_bytes: communication_data_type defaults to the training dtype. dp_overlap, gather_overlap: "
-        "judgement, overlap_comm and prefetching hide about half. tp_overlap, saves_gathered_input: judgement, "
-        "plain autograd. logits_bytes_per_element: as torch. allocator_reserve: judgement, ZeRO-3's gathers "
-        "fragment more. step_overhead_s: judgement"
+        "gradient_bytes, master_bytes: ZeRO (arXiv:1910.02054, section 3.1), 2 + 2 + 12 bytes per "
+        "parameter with Adam. "
+        "sync_bytes: communication_data_type defaults to the training dtype. "
+        "dp_overlap, gather_overlap: judgement, overlap_comm and prefetching hide about half. "
+        "tp_overlap, saves_gathered_input: judgement, plain autograd. "
+        "logits_bytes_per_element: as torch. "
+        "allocator_reserve: judgement, ZeRO-3's gathers fragment more. "
+        "step_overhead_s: judgement"
     ),
 )
 

@@ -53,7 +53,7 @@ class CollectiveModel:
     def __init__(self, topology: Topology) -> None:
         """Read the topology's measured curves."""
         self.topology = topology
-        self._tables = tuple(read(level.curves) for level in topology.levels)
+        self._tables = tuple(read(level) for level in topology.levels)
         self._groups: dict[tuple[Collective, tuple[int, ...]], Group] = {}
         self._answers: dict[tuple[Collective, float, tuple[int, ...]], Estimate] = {}
 

@@ -12,8 +12,13 @@ from __future__ import annotations
 
 import math
 
+from ..compute import interpolate
 from .group import FEED, Group, Stream
 from .group import ring as flat_ring
+
+TREE_SHARE = ((4096.0, 1.0), (131072.0, 0.55), (1048576.0, 0.55), (8388608.0, 0.83), (134217728.0, 1.0))
+"""(bytes, share of the bandwidth): trees of middling messages fall short. NCCL corrects its own model so
+(src/graph/tuning.cc, treeCorrectionFactor, the Simple protocol's row, relative to its largest sizes)."""
 
 
 def ring(group: Group, nbytes: float) -> Stream:
@@ -26,8 +31,9 @@ def tree(group: Group, nbytes: float) -> Stream:
     latency_s, core_s, hops_s = 0.0, 0.0, 0.0
     if group.core is not None:
         core_s = group.core.whole.at(nbytes).seconds / FEED
+    share = interpolate(TREE_SHARE, nbytes)
     for hop in group.hops:
-        crossing = nbytes if hop.members == 2 else 2.0 * nbytes
+        crossing = nbytes / share if hop.members == 2 else 2.0 * nbytes / share
         hops_s = max(hops_s, crossing / (hop.inside * hop.speed))
         latency_s += 2 * math.ceil(math.log2(hop.members)) * hop.latency_s
     return Stream(latency_s, core_s, hops_s)

@@ -34,11 +34,10 @@ LAUNCH_S = 6e-6
 beyond one hop is 4 to 9 us (aiconfigurator's NCCL tables)."""
 
 
-PROTOCOLS = ((1.0, 0.25), (1.6, 0.9), (2.8, 1.0))
-"""(latency, share of the bandwidth) of NCCL's LL, LL128 and Simple, relative to a level's own figures.
-Latency: NCCL's tuning table, a network hop takes 5.0 / 8.5 us for LL / LL128 in a tree, 2.7 / 4.0 us in a
-ring, and 14 us for Simple. Bandwidth: LL sends a flag with every four bytes and few channels use it, LL128
-one with every 120; the shares are judged from that."""
+PROTOCOLS = ((1.0, 0.11), (1.6, 0.92), (2.8, 1.0))
+"""(latency, share of the bandwidth) of NCCL's LL, LL128 and Simple, relative to a level's own figures. From
+NCCL's tuning constants (src/graph/tuning.cc): a network hop takes 5.0 / 8.5 / 14 us in a tree and 2.7 / 4.0 /
+14 us in a ring; LL is held to 45 GB/s over two Hopper nodes (of 8 x 50), LL128 to 0.92."""
 
 
 class Stream(NamedTuple):
@@ -65,14 +64,12 @@ class Core:
     latency_s: float
     whole: Measured
     """The collective itself."""
-    halves: tuple[Measured, Measured] | None = None
-    """For an all-reduce: its reduce-scatter and all-gather, if those were measured as well."""
+    halves: tuple[Measured, ...] = ()
+    """For an all-reduce: its reduce-scatter and all-gather."""
 
     def ring_s(self, nbytes: float) -> float:
         """Seconds of the collective run as a ring (an all-reduce's own curve may be a switch's)."""
-        if self.halves is None:
-            return self.whole.at(nbytes).seconds
-        return sum(half.at(nbytes).seconds for half in self.halves)
+        return sum(part.at(nbytes).seconds for part in self.halves or (self.whole,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,13 +149,13 @@ def _core(collective: Collective, span: GroupSpan, topology: Topology, tables: T
     def measured(which: Collective) -> Measured:
         return for_ranks(which, tables[cut][which], ranks=ranks, latency_s=latency_s)
 
-    halves = (Collective.REDUCE_SCATTER, Collective.ALL_GATHER)
-    split = collective == Collective.ALL_REDUCE and all(half in tables[cut] for half in halves)
+    reduces = collective == Collective.ALL_REDUCE
+    halves = (Collective.REDUCE_SCATTER, Collective.ALL_GATHER) if reduces else ()
     return Core(
         ranks=ranks,
         latency_s=latency_s,
         whole=measured(collective),
-        halves=(measured(halves[0]), measured(halves[1])) if split else None,
+        halves=tuple(measured(half) for half in halves),
     )
 
 
