@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from ..graph import Node, Repeat, Value
 LEAST_EQUAL = 3
 """Lists with fewer equal layers than this are traced whole: nothing would be gained."""
 INDEX_NAMES = frozenset({"layer_idx", "layer_id", "layer_index", "layer_number", "block_idx", "idx", "index"})
-"""Attributes that say where a layer stands, not what it does."""
+"""Attributes that say where a layer stands; ignored unless the layer's own methods read them."""
 RATE_NAMES = frozenset({"p", "drop_prob", "drop_path_prob", "dropout", "dropout_p", "training"})
 """Attributes that grow with depth in some models (stochastic depth) and change no shape."""
 SCALARS = (int, float, bool, str, type(None), torch.dtype)
@@ -64,12 +65,26 @@ def structural_key(module: nn.Module) -> tuple:
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, str]]:
     for name, value in sorted(vars(module).items()):
-        if name in INDEX_NAMES or name in RATE_NAMES or name.startswith("_"):
+        if name in RATE_NAMES or name.startswith("_"):
+            continue
+        if name in INDEX_NAMES and not _reads(type(module), name):
             continue
         if _is_scalar(value):
             yield name, repr(value)
         elif callable(value) and hasattr(value, "__qualname__"):
             yield name, value.__qualname__
+
+
+def _reads(cls: type, name: str) -> bool:
+    """Whether a method other than `__init__` reads an attribute; it may then behave differently by layer.
+
+    The layers of transformers read their index only to address the cache of keys and values.
+    """
+    if cls.__module__.startswith("transformers."):
+        return False
+    own = (base for base in cls.__mro__ if not base.__module__.startswith("torch."))
+    methods = (thing for base in own for key, thing in vars(base).items() if key != "__init__")
+    return any(isinstance(method, FunctionType) and name in method.__code__.co_names for method in methods)
 
 
 def _is_scalar(value: Any) -> bool:
