@@ -83,8 +83,15 @@ def test_one_member_per_node_gets_one_nic() -> None:
     assert alone > 5 * shared
 
 
+def test_two_halves_of_a_node_get_no_tree_of_two() -> None:
+    """NCCL's two-node tree is for nodes: NVLink pairs joined by PCIe run two rings of 20 GB/s."""
+    pairs = topologies.load("4x-a100-pairs")
+    took = seconds(pairs, ALL_REDUCE, 2.0**32, 2, 2, 1)
+    assert 1.5 * 2.0**32 / took == pytest.approx(2 * 31.5e9 * 0.63, rel=0.01)
+
+
 def test_small_all_reduce_over_many_nodes_takes_the_tree() -> None:
-    tree_s = LAUNCH_S + 2 * 4 * 5e-6 + 2 * 3 * 1e-6
+    tree_s = LAUNCH_S + 2 * 4 * 5e-6 + 2 * 7 * 1e-6
     assert seconds(TOY, ALL_REDUCE, 8.0, 8, 16) == pytest.approx(tree_s, rel=0.01)
 
 

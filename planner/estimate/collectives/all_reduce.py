@@ -1,11 +1,14 @@
 """All-reduce: the better of a flat ring and a tree of nodes.
 
-Ring: 2 (n-1)/n S per rank. Tree: reduce up and broadcast down a double binary tree of units (Sanders,
-Speck and Traff 2009; NCCL's Tree and NVLSTree), in 2 log2(units) hops: S crosses each unit's links when
-there are two units, 2 S when there are more. So busbw over two nodes may exceed the network's
-(NVIDIA/nccl-tests#196). A composition of reduce-scatter inside, all-reduce across and all-gather inside is
-not offered: NCCL does not run one, and over 3 and 4 nodes of AWS p4d (NVIDIA/nccl#527) it would promise
-36 and 33 GB/s bus bandwidth where 31.8 and 29.6 were measured; the ring says 30.
+Ring: 2 (n-1)/n S per rank. Tree (Sanders, Speck and Traff 2009; NCCL's Tree and NVLSTree): reduce up and
+broadcast down, a double binary tree between nodes in 2 log2(nodes) hops, a chain or a measured switch inside
+them. 2 S cross each node's links; only S when there are two nodes, so that their bus bandwidth may exceed the
+network's (NVIDIA/nccl-tests#196; p4d and H100 reports agree, two reports of 2 x 8 A100 over InfiniBand and
+RoCE, 86 and 75 GB/s, look like a ring).
+
+A composition of reduce-scatter inside, all-reduce across and all-gather inside is not offered: NCCL does not
+run one, and over 3 and 4 nodes of AWS p4d (NVIDIA/nccl#527) it would promise 36 and 33 GB/s bus bandwidth
+where 31.8 and 29.6 were measured; the ring says 30.
 """
 
 from __future__ import annotations
@@ -33,7 +36,8 @@ def tree(group: Group, nbytes: float) -> Stream:
         core_s = group.core.whole.at(nbytes).seconds / FEED
     share = interpolate(TREE_SHARE, nbytes)
     for hop in group.hops:
-        crossing = nbytes / share if hop.members == 2 else 2.0 * nbytes / share
-        hops_s = max(hops_s, crossing / (hop.inside * hop.speed))
-        latency_s += 2 * math.ceil(math.log2(hop.members)) * hop.latency_s
+        crossings = 1.0 if hop.network and hop.members == 2 else 2.0
+        hops_s = max(hops_s, crossings * nbytes / share / (hop.inside * hop.speed))
+        depth = math.ceil(math.log2(hop.members)) if hop.network else hop.members - 1
+        latency_s += 2 * depth * hop.latency_s
     return Stream(latency_s, core_s, hops_s)

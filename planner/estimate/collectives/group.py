@@ -84,6 +84,9 @@ class Hop:
     """What each device's share of the link really carries (efficiency applied)."""
     latency_s: float
     outermost: bool
+    """The last level that this group crosses: it feeds no other."""
+    network: bool
+    """The topology's last level, between nodes."""
 
     @property
     def speed(self) -> float:
@@ -124,6 +127,7 @@ def locate(collective: Collective, span: GroupSpan, topology: Topology, tables: 
                 bytes_per_s=level.bytes_per_s * level.efficiency,
                 latency_s=level.latency_s,
                 outermost=i == span.outermost,
+                network=0 < i == len(topology.levels) - 1,
             )
             hops.append(hop)
             inside *= hop.members
