@@ -43,6 +43,8 @@ class Axis:
     overlap: float
     """Share of collectives that computation hides."""
     fused: bool
+    keeps_shards: bool = False
+    """Whether a gathered input is kept for backward as the shard it came from."""
     seconds_per_byte: float = 0.0
     """Weight of saved bytes in the objective."""
 
@@ -146,6 +148,14 @@ class AxisProblem:
             assignment=assignment,
         )
 
+    def only(self) -> AxisSolution:
+        """The single choice of every op on an axis of one rank."""
+        chosen = {key: options[0] for key, options in self.choices.items()}
+        stored = {t: chosen[readers[0][0]].reads[readers[0][1]] for t, readers in self._readers().items()}
+        return AxisSolution(
+            axis=self.axis.name, degree=1, choices=chosen, parameters=stored, assignment=None
+        )
+
     def _build(self) -> None:
         for key, op in self.ops.items():
             count = self.graph.blocks[key[0]].count
@@ -170,8 +180,22 @@ class AxisProblem:
             count * self._exposed(collective, nbytes)
             for collective, nbytes, count, backward in inner_exchanges(op, choice, sizes, self.axis.degree)
         )
-        kept = self.axis.seconds_per_byte and sum(saved_bytes(op, local))
-        return compute_s + inner_s + self.axis.seconds_per_byte * kept
+        return compute_s + inner_s + self._memory_price(op, local, choice)
+
+    def _memory_price(self, op: Op, local: Sizes, choice: Choice) -> float:
+        """Weighted bytes kept for backward."""
+        if not self.axis.seconds_per_byte:
+            return 0.0
+        shrunk = self.axis.keeps_shards and choice.kind == "split"
+        kept = sum(
+            nbytes / self.axis.degree if shrunk and self._whole_read(choice, saved.operand) else nbytes
+            for saved, nbytes in zip(op.saved, saved_bytes(op, local), strict=True)
+        )
+        return self.axis.seconds_per_byte * kept
+
+    @staticmethod
+    def _whole_read(choice: Choice, operand: int | None) -> bool:
+        return operand is not None and operand >= 0 and isinstance(choice.reads[operand], Replicate)
 
     def _exposed(self, collective: Collective, nbytes: float) -> float:
         return self.axis.collective_time(collective, nbytes).seconds * (1.0 - self.axis.overlap)

@@ -1,0 +1,192 @@
+"""Splits in words, and placements by name: what a plan says about the choices behind it.
+
+In: a `Graph` and the `Splits` of an intra-op solution. Out: the `Split`, `ParameterPlacement` and
+`ModuleLayout` records of a plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .graph import Block, Dim, Graph, Op, Operand
+from .layout import Collective, Placement, Replicate, Shard, conversion
+from .plan import ModuleLayout, ParameterPlacement, Split
+from .rules.choices import Choice
+from .solve.axis import AxisSolution, OpKey
+from .solve.intra_op import Splits
+
+
+def splits_in_words(graph: Graph, splits: Splits) -> tuple[Split, ...]:
+    """One line per op that says something: products, attention, lookups, norms, the loss."""
+    return tuple(
+        split
+        for solution in (splits.ep, splits.tp)
+        if solution.degree > 1
+        for block in graph.blocks.values()
+        for i, op in enumerate(block.ops)
+        if (split := _split(graph, block, (block.name, i), op, solution)) is not None
+    )
+
+
+def _split(graph: Graph, block: Block, key: OpKey, op: Op, solution: AxisSolution) -> Split | None:
+    choice = solution.choices[key]
+    words = _words(op, choice, solution.axis)
+    if words is None:
+        return None
+    after = _reduced_into(graph, key, solution)
+    dim = _dim(op, choice.label)
+    return Split(
+        block=block.name,
+        module=op.module or op.target.split(".")[1],
+        op=op.target.split(".")[1],
+        axis=solution.axis,
+        dim=dim.name if dim else None,
+        words=f"{words}{after}",
+    )
+
+
+def _dim(op: Op, label: str | None) -> Dim | None:
+    return next((dim for dim in op.dims if dim.label == label), None)
+
+
+def _words(op: Op, choice: Choice, axis: str) -> str | None:
+    """What happens to one op; None for ops that merely follow."""
+    dim = _dim(op, choice.label)
+    name = dim.name if dim else ""
+    parameters = any(read.kind == "parameter" for read in op.reads)
+    if choice.kind == "table":
+        return f"{name} rows split over {axis}: ids out, vectors back by all-to-all"
+    if choice.kind == "experts":
+        return f"experts split over {axis}" if op.experts else None
+    if op.family in ("gemm", "grouped_gemm") and parameters:
+        return _product_words(op, choice, name, axis)
+    if op.family == "attention":
+        return f"{name} split over {axis}" if choice.kind == "split" else f"whole on every rank of {axis}"
+    if op.table:
+        return _lookup_words(op, choice, name, axis)
+    if op.inner and choice.inner:
+        return f"{name} split over {axis}: {choice.inner[0].count} small {choice.inner[0].collective}s inside"
+    if parameters and op.family == "memory":
+        return f"{name} split over {axis}" if choice.kind == "split" else f"whole on every rank of {axis}"
+    return None
+
+
+def _product_words(op: Op, choice: Choice, name: str, axis: str) -> str:
+    assert op.gemm is not None
+    if choice.kind != "split":
+        return f"whole on every rank of {axis}"
+    if choice.label in op.gemm.n:
+        return f"{name} split over {axis}, column"
+    if choice.label in op.gemm.k:
+        return f"reduced over {name}, row"
+    return f"{name} split over {axis}, weights whole"
+
+
+def _lookup_words(op: Op, choice: Choice, name: str, axis: str) -> str:
+    if choice.kind != "split":
+        return f"table whole on every rank of {axis}"
+    if choice.label == op.table:
+        return f"{name} rows split over {axis}"
+    in_table = any(choice.label in labels for labels in op.reads[0].axes)
+    return f"{name} columns split over {axis}" if in_table else f"{name} split over {axis}, table whole"
+
+
+def _reduced_into(graph: Graph, key: OpKey, solution: AxisSolution) -> str:
+    """` -> reduce-scatter over sequence`, when the op's output is resharded on its way."""
+    found: list[str] = []
+    for edge in graph.edges:
+        if edge.producer[:2] != key:
+            continue
+        source = solution.choices[key].writes[edge.producer[2]]
+        for block, op, read in edge.consumers:
+            target = solution.choices[block, op].reads[read]
+            collective = conversion(source, target)
+            if collective is not None:
+                found.append(_arrow(collective, source, target))
+    return "".join(dict.fromkeys(found))
+
+
+def _arrow(collective: Collective, source: Placement, target: Placement) -> str:
+    if isinstance(target, Shard):
+        return f" -> {collective} over {target.dim}"
+    if isinstance(source, Shard):
+        return f" -> {collective} over {source.dim}"
+    return f" -> {collective}"
+
+
+# --------------------------------------------------------------------------- parameters
+
+
+def parameter_placements(graph: Graph, splits: Splits) -> tuple[ParameterPlacement, ...]:
+    """Every parameter with its named dims and where its elements lie."""
+    return tuple(_parameter_placements(graph, splits))
+
+
+def _parameter_placements(graph: Graph, splits: Splits) -> Iterator[ParameterPlacement]:
+    operands = _parameter_operands(graph)
+    axes = [solution for solution in (splits.ep, splits.tp) if solution.degree > 1]
+    for block in graph.blocks.values():
+        for value in block.parameters:
+            operand = operands.get(value.name)
+            yield ParameterPlacement(
+                fqn=value.fqn or value.name,
+                shape=value.shape,
+                dims=operand or tuple("?" for _ in value.shape),
+                placements=tuple(
+                    (s.axis, placement_text(s.parameters.get(value.name, Replicate()))) for s in axes
+                ),
+            )
+
+
+def _parameter_operands(graph: Graph) -> dict[str, tuple[str, ...]]:
+    """Per parameter: its axes as products of named dims."""
+    found: dict[str, tuple[str, ...]] = {}
+    for block in graph.blocks.values():
+        for op in block.ops:
+            for read in op.reads:
+                if read.kind == "parameter" and read.fqn and read.tensor not in found:
+                    found[read.tensor] = _named_axes(op, read)
+    return found
+
+
+def _named_axes(op: Op, operand: Operand) -> tuple[str, ...]:
+    names = {dim.label: dim.name for dim in op.dims}
+    return tuple("*".join(names[label] for label in axis) or "1" for axis in operand.axes)
+
+
+def placement_text(placement: Placement) -> str:
+    """`S(ffn)@0`, `R` or `P`."""
+    return f"S({placement.dim})@{placement.axis}" if isinstance(placement, Shard) else str(placement)
+
+
+# --------------------------------------------------------------------------- modules
+
+
+def module_layouts(graph: Graph, splits: Splits) -> tuple[ModuleLayout, ...]:
+    """Layouts at the boundaries of modules that own parameters: what the runtime installs."""
+    return tuple(
+        layout
+        for solution in (splits.ep, splits.tp)
+        if solution.degree > 1
+        for block in graph.blocks.values()
+        for layout in _module_layouts(block, solution)
+    )
+
+
+def _module_layouts(block: Block, solution: AxisSolution) -> Iterator[ModuleLayout]:
+    owners = {(value.fqn or "").rpartition(".")[0] for value in block.parameters}
+    ops: dict[str, list[int]] = {}
+    for i, op in enumerate(block.ops):
+        if op.module in owners:
+            ops.setdefault(op.module, []).append(i)
+    for module, indices in ops.items():
+        first, last = indices[0], indices[-1]
+        reads = zip(block.ops[first].reads, solution.choices[block.name, first].reads, strict=True)
+        yield ModuleLayout(
+            module=module,
+            axis=solution.axis,
+            inputs=tuple(placement_text(p) for read, p in reads if read.kind in ("activation", "input")),
+            outputs=tuple(placement_text(p) for p in solution.choices[block.name, last].writes),
+        )
+
+

@@ -1,0 +1,429 @@
+"""From chosen splits to `BlockCost`: what one block costs one device for one microbatch.
+
+In: the graph, the choice of every op on the expert and tensor axes, local extents, prices. Out: per
+block class its compute, its collectives (from the reshards on its edges and exchanges inside its
+ops), bytes kept for backward under each recompute mode, and its parameters.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..cost import BlockCost, Communication, Estimate, Origin, ParameterGroup, Recompute, Work, worst
+from ..estimate.op_work import Sizes, backward_work, extent, forward_work, operand_bytes, saved_bytes
+from ..graph import DTYPE_BYTES, Block, Edge, Graph, Op
+from ..layout import Collective, Partial, Placement, Replicate, Shard, conversion, gradient_needed
+from ..profile import Framework
+from ..rules.choices import Choice
+from .axis import Axis, AxisSolution, OpKey, imbalance, inner_exchanges
+
+if TYPE_CHECKING:
+    from .intra_op import Splits
+
+HEAVY = ("gemm", "grouped_gemm", "attention")
+"""Families whose results selective recomputation keeps: everything else is cheap to run again."""
+GRADIENT_COPIES = 2.0
+"""Live forward and gradient copies of an op's operands while its backward runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reshard:
+    """A conversion that one block pays for, forward or backward."""
+
+    axis: str
+    collective: Collective
+    bytes: float
+    count: float
+    """Per block and microbatch."""
+    backward: bool
+    label: str
+    consumers: frozenset[tuple[int, int]]
+    """(op, read) that need it."""
+
+
+def block_costs(
+    graph: Graph,
+    splits: Splits,
+    axes: tuple[Axis, ...],
+    levels: tuple[str, ...],
+    framework: Framework,
+    work_time: Callable[[Work], Estimate],
+) -> dict[str, BlockCost]:
+    """`BlockCost` of every block class. `axes` and `levels` are those of ep and tp, in this order."""
+    priced = {axis.name: (axis, level) for axis, level in zip(axes, levels, strict=True)}
+    reshards = defaultdict(list)
+    for solution, sizes in ((splits.ep, splits.before_ep), (splits.tp, splits.before_tp)):
+        for reshard, block in _reshards(graph, solution, sizes):
+            reshards[block].append(reshard)
+    return {
+        name: _Block(graph, block, splits, reshards[name], priced, framework, work_time).cost()
+        for name, block in graph.blocks.items()
+    }
+
+
+def _reshards(
+    graph: Graph, solution: AxisSolution, sizes: dict[OpKey, Sizes]
+) -> list[tuple[Reshard, str]]:
+    """Every conversion on the edges of the graph along one axis, each paid once per layout."""
+    if solution.degree == 1:
+        return []
+    found = []
+    for edge in graph.edges:
+        count = edge.count / graph.blocks[edge.block].count
+        found.extend((r, edge.block) for r in _edge_reshards(graph, edge, solution, sizes, count))
+    for key, choice in solution.choices.items():
+        op = graph.blocks[key[0]].ops[key[1]]
+        for collective, nbytes, times, backward in inner_exchanges(op, choice, sizes[key], solution.degree):
+            found.append(
+                (
+                    Reshard(
+                        axis=solution.axis,
+                        collective=collective,
+                        bytes=nbytes,
+                        count=times,
+                        backward=backward,
+                        label=f"inside {place(op)}",
+                        consumers=frozenset(),
+                    ),
+                    key[0],
+                )
+            )
+    return found
+
+
+def _edge_reshards(
+    graph: Graph, edge: Edge, solution: AxisSolution, sizes: dict[OpKey, Sizes], count: float
+) -> list[Reshard]:
+    source = solution.choices[edge.producer[:2]].writes[edge.producer[2]]
+    forward: dict[Placement, list[tuple[int, int]]] = defaultdict(list)
+    gradients: dict[Placement, list[tuple[int, int]]] = defaultdict(list)
+    for block, op, read in edge.consumers:
+        choice = solution.choices[block, op]
+        forward[choice.reads[read]].append((op, read))
+        gradient = choice.read_gradients[read]
+        if gradient is not None:
+            gradients[gradient].append((op, read))
+    block, op, read = edge.consumers[0]
+    nbytes = operand_bytes(graph.blocks[block].ops[op].reads[read], sizes[block, op])
+    label = _label(graph, edge)
+    needed = gradient_needed(source)
+    pairs = [(source, target, users, False) for target, users in forward.items()]
+    pairs += [(gradient, needed, users, True) for gradient, users in gradients.items()]
+    result = []
+    for before, target, users, backward in pairs:
+        collective = conversion(before, target)
+        if collective is None:
+            continue
+        buffer = nbytes / solution.degree if collective is Collective.ALL_TO_ALL else nbytes
+        result.append(
+            Reshard(
+                axis=solution.axis,
+                collective=collective,
+                bytes=buffer,
+                count=count,
+                backward=backward,
+                label=label,
+                consumers=frozenset(users),
+            )
+        )
+    return result
+
+
+def place(op: Op) -> str:
+    """Where an op is, in words: its module, or its own name outside any module."""
+    return op.module.removeprefix("model.") or op.target.split(".")[1]
+
+
+def _label(graph: Graph, edge: Edge) -> str:
+    producer = graph.blocks[edge.producer[0]].ops[edge.producer[1]]
+    consumers = dict.fromkeys(place(graph.blocks[b].ops[op]) for b, op, _ in edge.consumers)
+    return f"{place(producer)} -> {', '.join(consumers)}"
+
+
+class _Block:
+    """One block class under its splits."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        block: Block,
+        splits: Splits,
+        reshards: list[Reshard],
+        priced: dict[str, tuple[Axis, str]],
+        framework: Framework,
+        work_time: Callable[[Work], Estimate],
+    ) -> None:
+        self.graph, self.block, self.splits = graph, block, splits
+        self.reshards, self.priced = reshards, priced
+        self.framework, self.work_time = framework, work_time
+        self.fused = framework.fuses_pointwise
+        self.local = [splits.local[block.name, i] for i in range(len(block.ops))]
+        self.origins: list[Origin] = []
+        self.forward_times = [self._seconds(i, forward_work) for i in range(len(block.ops))]
+        self.kept = self._kept()
+
+    def cost(self) -> BlockCost:
+        """Everything about the block."""
+        forward_s = sum(self.forward_times)
+        backward_s = sum(self._seconds(i, backward_work) for i in range(len(self.block.ops)))
+        forward_comm = tuple(self._communication(r) for r in self.reshards if not r.backward)
+        backward_comm = tuple(self._communication(r) for r in self.reshards if r.backward)
+        regather = tuple(self._communication(r) for r in self._gathered_again())
+        saved, extra_s, extra_comm_s = self._recompute(forward_s, forward_comm)
+        return BlockCost(
+            name=self.block.name,
+            forward_s=forward_s,
+            backward_s=backward_s,
+            forward_comm=forward_comm,
+            backward_comm=(*backward_comm, *regather),
+            saved_bytes=saved,
+            recompute_s=extra_s,
+            recompute_comm_s=extra_comm_s,
+            working_bytes=self._working_bytes(),
+            output_bytes=self._output_bytes(),
+            parameters=tuple(self._parameters()),
+            model_flops=self._model_flops(),
+            origin=worst(*self.origins),
+        )
+
+    def _seconds(self, index: int, work: Callable[..., tuple[Work, ...]]) -> float:
+        op = self.block.ops[index]
+        choice = self.splits.tp.choices[self.block.name, index]
+        skew = imbalance(op, choice, self.splits.tp.degree)
+        total = 0.0
+        for item in work(op, self.local[index], imbalance=skew, fused=self.fused):
+            estimate = self.work_time(item)
+            self.origins.append(estimate.origin)
+            total += estimate.seconds
+        return total
+
+    def _communication(self, reshard: Reshard) -> Communication:
+        axis, level = self.priced[reshard.axis]
+        time = axis.collective_time(reshard.collective, reshard.bytes)
+        return Communication(
+            label=f"{reshard.label}{' (gradient)' if reshard.backward else ''}",
+            collective=reshard.collective,
+            axis=reshard.axis,
+            group_size=axis.degree,
+            bytes=reshard.bytes,
+            seconds=time.seconds,
+            exposed_s=time.seconds,
+            count=reshard.count,
+            level=level,
+            origin=time.origin,
+        )
+
+    # ------------------------------------------------------------------ memory
+
+    def _kept(self) -> dict[tuple[int, int], float]:
+        """(op, index of its saved storage) -> local bytes, shards where the framework keeps shards."""
+        gathered = {} if self.framework.saves_gathered_input else self._gathered_reads()
+        kept = {}
+        for i, op in enumerate(self.block.ops):
+            for j, (saved, nbytes) in enumerate(zip(op.saved, saved_bytes(op, self.local[i]), strict=True)):
+                shrink = saved.operand is not None and (i, saved.operand) in gathered
+                kept[i, j] = nbytes / self.splits.tp.degree if shrink else nbytes
+        return kept
+
+    def _gathered_reads(self) -> dict[tuple[int, int], Reshard]:
+        """Reads of a tensor that was gathered over tp on the way."""
+        return {
+            user: r
+            for r in self.reshards
+            if r.axis == "tp" and not r.backward and r.collective is Collective.ALL_GATHER
+            for user in r.consumers
+        }
+
+    def _gathered_again(self) -> list[Reshard]:
+        """All-gathers repeated in backward by frameworks that keep only the shard."""
+        if self.framework.saves_gathered_input:
+            return []
+        gathered = self._gathered_reads()
+        again: dict[int, Reshard] = {}
+        for i, op in enumerate(self.block.ops):
+            for saved in op.saved:
+                if saved.operand is not None and (i, saved.operand) in gathered:
+                    reshard = gathered[i, saved.operand]
+                    again[id(reshard)] = reshard
+        return [
+            Reshard(
+                axis=r.axis,
+                collective=r.collective,
+                bytes=r.bytes,
+                count=r.count,
+                backward=True,
+                label=f"{r.label}, gathered again",
+                consumers=r.consumers,
+            )
+            for r in again.values()
+        ]
+
+    def _recompute(
+        self, forward_s: float, forward_comm: tuple[Communication, ...]
+    ) -> tuple[dict[Recompute, float], dict[Recompute, float], dict[Recompute, float]]:
+        everything = sum(self.kept.values())
+        comm_s = sum(c.seconds * c.count for c in forward_comm)
+        saved = {Recompute.NONE: everything, Recompute.FULL: self._input_bytes()}
+        extra = {Recompute.NONE: 0.0, Recompute.FULL: forward_s}
+        extra_comm = {Recompute.NONE: 0.0, Recompute.FULL: comm_s}
+        dropped, again = self._selective()
+        saved[Recompute.SELECTIVE] = everything - dropped
+        extra[Recompute.SELECTIVE] = sum(self.forward_times[i] for i in again)
+        extra_comm[Recompute.SELECTIVE] = sum(
+            c.seconds * c.count
+            for c, r in zip(forward_comm, (r for r in self.reshards if not r.backward), strict=True)
+            if any(op in again for op, _ in r.consumers)
+        )
+        return saved, extra, extra_comm
+
+    def _selective(self) -> tuple[float, set[int]]:
+        """Storages made by cheap ops from what is kept anyway: bytes dropped, ops to run again."""
+        ops = self.block.ops
+        maker = {write.tensor: i for i, op in enumerate(ops) for write in op.writes}
+        held = {self._saved_tensor(i, j) for i, j in self.kept} - {None}
+        dropped, again = 0.0, set()
+        for (i, j), nbytes in self.kept.items():
+            tensor = self._saved_tensor(i, j)
+            source = maker.get(tensor) if tensor is not None else i
+            if source is None or ops[source].family in HEAVY:
+                continue
+            needed = self._sources(source, maker, held, set())
+            if needed is not None:
+                dropped += nbytes
+                again |= needed
+        return dropped, again
+
+    def _saved_tensor(self, op: int, saved: int) -> str | None:
+        storage = self.block.ops[op].saved[saved]
+        if storage.operand is None:
+            return None
+        operand = storage.operand
+        tensor = (
+            self.block.ops[op].reads[operand] if operand >= 0 else self.block.ops[op].writes[~operand]
+        ).tensor
+        return tensor
+
+    def _sources(
+        self, index: int, maker: dict[str, int], held: set[str | None], path: set[int]
+    ) -> set[int] | None:
+        """Cheap ops to rerun for op `index` from held heavy results; None if one is not held."""
+        op = self.block.ops[index]
+        needed = {index}
+        for read in op.reads:
+            source = maker.get(read.tensor)
+            if source is None or read.kind == "constant":
+                continue
+            if self.block.ops[source].family in HEAVY:
+                if read.tensor not in held:
+                    return None
+                continue
+            if source in path:
+                continue
+            deeper = self._sources(source, maker, held, path | {index})
+            if deeper is None:
+                return None
+            needed |= deeper
+        return needed
+
+    def _input_bytes(self) -> float:
+        """What enters the block from others, in the layout it arrives in."""
+        tensors: dict[str, float] = {}
+        for edge in self.graph.edges:
+            if edge.block != self.block.name or not _crosses(edge):
+                continue
+            block, op, read = edge.consumers[0]
+            operand = self.graph.blocks[block].ops[op].reads[read]
+            nbytes = operand_bytes(operand, self.splits.before_tp[block, op])
+            source = self.splits.tp.choices[edge.producer[:2]].writes[edge.producer[2]]
+            local = nbytes / self.splits.tp.degree if isinstance(source, Shard) else nbytes
+            if operand.grad:
+                tensors[operand.tensor] = max(local, tensors.get(operand.tensor, 0.0))
+        return sum(tensors.values())
+
+    def _output_bytes(self) -> float:
+        handed = self.graph.boundary.get(self.block.name)
+        if handed is None:
+            return 0.0
+        return operand_bytes(self.block.ops[handed[0]].writes[handed[1]], self.local[handed[0]])
+
+    def _working_bytes(self) -> float:
+        """Operands of the largest op with their gradients, and the logits a loss keeps beside them."""
+        largest = 0.0
+        for op, sizes in zip(self.block.ops, self.local, strict=True):
+            operands = [o for i, o in enumerate((*op.reads, *op.writes)) if o.kind == "activation"]
+            largest = max(largest, GRADIENT_COPIES * sum(operand_bytes(o, sizes) for o in operands))
+        return largest + self._logits_bytes()
+
+    def _logits_bytes(self) -> float:
+        per_element = self.framework.logits_bytes_per_element
+        losses = [i for i, op in enumerate(self.block.ops) if op.target.startswith("aten.cross_entropy")]
+        return sum(
+            per_element * operand_bytes(op.reads[0], self.local[i]) / DTYPE_BYTES[op.reads[0].dtype]
+            for i in losses
+            for op in (self.block.ops[i],)
+        )
+
+    # ------------------------------------------------------------------ parameters
+
+    def _parameters(self) -> list[ParameterGroup]:
+        groups: dict[tuple, list[float]] = defaultdict(list)
+        for value in self.block.parameters:
+            over_tp = self.splits.tp.parameters.get(value.name, Replicate())
+            over_ep = self.splits.ep.parameters.get(value.name, Replicate())
+            numel = value.numel
+            numel /= self.splits.tp.degree if isinstance(over_tp, Shard) else 1
+            numel /= self.splits.ep.degree if isinstance(over_ep, Shard) else 1
+            key = (
+                DTYPE_BYTES[value.dtype],
+                value.name in sparse_parameters(self.graph),
+                value.trainable,
+                isinstance(over_tp, Replicate) and self._partial_gradient(value.name),
+            )
+            groups[key].append(numel)
+        return [
+            ParameterGroup(
+                numel=sum(sizes),
+                element_bytes=width,
+                sparse=sparse,
+                trainable=trainable,
+                tensors=len(sizes),
+                replicated_over_tp=replicated,
+            )
+            for (width, sparse, trainable, replicated), sizes in sorted(groups.items())
+        ]
+
+    def _partial_gradient(self, tensor: str) -> bool:
+        """Whether the ranks of tp each hold a term of this parameter's gradient."""
+        for i, op in enumerate(self.block.ops):
+            choice: Choice = self.splits.tp.choices[self.block.name, i]
+            for read, gradient in zip(op.reads, choice.read_gradients, strict=True):
+                if read.tensor == tensor and isinstance(gradient, Partial):
+                    return True
+        return False
+
+    def _model_flops(self) -> float:
+        return sum(
+            factor * extent(labels, self.splits.before_ep[self.block.name, i])
+            for i, op in enumerate(self.block.ops)
+            for factor, labels in op.flops
+        )
+
+
+def _crosses(edge: Edge) -> bool:
+    """Whether an edge comes from another block or from an earlier copy of the same class."""
+    return edge.producer[0] != edge.block or edge.producer[1] >= min(op for _, op, _ in edge.consumers)
+
+
+def sparse_parameters(graph: Graph) -> frozenset[str]:
+    """Tensor names of expert weights and of tables that dominate the model."""
+    names = set()
+    for block in graph.blocks.values():
+        for op in block.ops:
+            if op.experts:
+                names.add(op.reads[1].tensor)
+            if op.table and op.reads[0].fqn in graph.table_fqns:
+                names.add(op.reads[0].tensor)
+    return frozenset(names)

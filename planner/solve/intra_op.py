@@ -1,0 +1,211 @@
+"""The intra-op frontier: split dims of every op for a mesh slice and a microbatch, and their costs.
+
+Data and context axes only shrink dims (batch, sequence); expert and tensor axes are solved one
+after the other, each as a choice graph over the whole folded model (`axis`). Sweeping the weight
+on saved bytes gives the frontier: usually the fastest splits and the leanest, e.g. all-reduces
+with a whole residual against reduce-scatters and all-gathers with a residual split over sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+from ..cost import Estimate, IntraSolution, Work
+from ..errors import SolverError
+from ..estimate.op_work import Sizes
+from ..graph import Graph
+from ..layout import Collective, Placement, Shard
+from ..mesh import Mesh
+from ..profile import Framework
+from ..topology import Device, GroupSpan, Topology
+from .axis import Axis, AxisProblem, AxisSolution, OpKey, local_sizes
+from .block_cost import block_costs
+
+SECONDS_PER_BYTE = (0.0, 2e-12, 1e-11)
+"""Weights on saved bytes, swept for the frontier, in seconds per byte and microbatch. The middle
+one prices a byte at about writing it to and reading it from 1 TB/s memory; the last, five times
+that, lets leaner splits win unless they are far slower."""
+
+SEQUENCE = "sequence"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """The cost models that the solver asks."""
+
+    kernel_time: Callable[[Work, Device], Estimate]
+    collective_time: Callable[[Collective, float, GroupSpan], Estimate]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Splits:
+    """The choices behind an intra-op solution: per axis, and the extents they were made at."""
+
+    ep: AxisSolution
+    tp: AxisSolution
+    before_ep: dict[OpKey, Sizes]
+    before_tp: dict[OpKey, Sizes]
+    local: dict[OpKey, Sizes]
+
+
+def intra_op(
+    graph: Graph, topology: Topology, framework: Framework, prices: Prices
+) -> Callable[[Mesh, int], tuple[IntraSolution, ...]]:
+    """A memoised function (mesh, microbatch) -> frontier, fastest first; empty when impossible."""
+
+    @cache
+    def work_time(work: Work) -> Estimate:
+        return prices.kernel_time(work, topology.device)
+
+    @cache
+    def frontier(
+        tp: int, ep: int, cp: int, tp_span: GroupSpan, ep_span: GroupSpan, micro_batch: int
+    ) -> tuple[IntraSolution, ...]:
+        solver = _Solver(graph, topology, framework, prices, work_time)
+        return solver.frontier(tp, ep, cp, tp_span, ep_span, micro_batch)
+
+    def solve(mesh: Mesh, micro_batch: int) -> tuple[IntraSolution, ...]:
+        tp_span = topology.span(size=mesh.tp, stride=mesh.stride("tp"))
+        ep_span = topology.span(size=mesh.ep, stride=mesh.stride("ep"))
+        return frontier(mesh.tp, mesh.ep, mesh.cp, tp_span, ep_span, micro_batch)
+
+    return solve
+
+
+class _Solver:
+    """One graph on one cluster; holds no state between calls beyond its inputs."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        topology: Topology,
+        framework: Framework,
+        prices: Prices,
+        work_time: Callable[[Work], Estimate],
+    ) -> None:
+        self._graph, self._topology, self._framework = graph, topology, framework
+        self._prices, self._work_time = prices, work_time
+
+    def frontier(
+        self, tp: int, ep: int, cp: int, tp_span: GroupSpan, ep_span: GroupSpan, micro_batch: int
+    ) -> tuple[IntraSolution, ...]:
+        sizes = traced_sizes(self._graph, batch=micro_batch * ep, sequence_parts=cp)
+        if sizes is None:
+            return ()
+        solutions: list[IntraSolution] = []
+        seen: list[dict] = []
+        for weight in SECONDS_PER_BYTE if tp > 1 else SECONDS_PER_BYTE[:1]:
+            found = self._solve(sizes, tp, ep, tp_span, ep_span, weight)
+            if found is None:
+                return ()
+            splits, solution = found
+            if splits.tp.choices not in seen:
+                seen.append(splits.tp.choices)
+                solutions.append(solution)
+        return tuple(solutions)
+
+    def _solve(
+        self,
+        sizes: dict[OpKey, Sizes],
+        tp: int,
+        ep: int,
+        tp_span: GroupSpan,
+        ep_span: GroupSpan,
+        weight: float,
+    ) -> tuple[Splits, IntraSolution] | None:
+        ep_axis = self._axis("ep", ep, ep_span, 0.0)
+        over_ep = self._along(sizes, ep_axis)
+        if over_ep is None:
+            return None
+        before_tp = after(self._graph, sizes, over_ep)
+        tp_axis = self._axis("tp", tp, tp_span, weight)
+        over_tp = self._along(before_tp, tp_axis)
+        if over_tp is None:
+            return None
+        local = after(self._graph, before_tp, over_tp)
+        splits = Splits(ep=over_ep, tp=over_tp, before_ep=sizes, before_tp=before_tp, local=local)
+        return splits, self._solution(splits, (ep_axis, tp_axis), (ep_span, tp_span))
+
+    def _axis(self, name: str, degree: int, span: GroupSpan, weight: float) -> Axis:
+        return Axis(
+            name=name,
+            degree=degree,
+            kernel_time=self._work_time,
+            collective_time=lambda c, n: self._prices.collective_time(c, n, span),
+            overlap=self._framework.tp_overlap if name == "tp" else 0.0,
+            fused=self._framework.fuses_pointwise,
+            keeps_shards=not self._framework.saves_gathered_input,
+            seconds_per_byte=weight,
+        )
+
+    def _along(self, sizes: dict[OpKey, Sizes], axis: Axis) -> AxisSolution | None:
+        problem = AxisProblem(self._graph, sizes, axis)
+        if not problem.possible():
+            return None
+        if axis.degree == 1:
+            return problem.only()
+        try:
+            return problem.solve()
+        except SolverError:
+            return None
+
+    def _solution(
+        self, splits: Splits, axes: tuple[Axis, Axis], spans: tuple[GroupSpan, GroupSpan]
+    ) -> IntraSolution:
+        levels = tuple(self._topology.levels[span.outermost].name for span in spans)
+        blocks = block_costs(self._graph, splits, axes, levels, self._framework, self._work_time)
+        seconds = sum(
+            self._graph.blocks[name].count * (cost.forward_s + cost.backward_s) for name, cost in blocks.items()
+        )
+        comm = sum(
+            self._graph.blocks[name].count * c.seconds * c.count
+            for name, cost in blocks.items()
+            for c in (*cost.forward_comm, *cost.backward_comm)
+        )
+        assignment = splits.tp.assignment
+        return IntraSolution(
+            blocks=blocks,
+            sequence_parallel=is_sequence_parallel(self._graph, splits.tp),
+            objective_s=seconds + comm,
+            bound_s=seconds + comm if assignment is None or assignment.optimal else assignment.bound,
+            optimal=assignment is None or assignment.optimal,
+            splits=splits,
+        )
+
+
+def traced_sizes(graph: Graph, *, batch: int, sequence_parts: int) -> dict[OpKey, Sizes] | None:
+    """Extent of every dim at a batch of `batch` samples, sequence cut by cp; None if it does not divide."""
+    result = {}
+    for block in graph.blocks.values():
+        for i, op in enumerate(block.ops):
+            sizes: Sizes = {}
+            for dim in op.dims:
+                size = float(dim.size)
+                if dim.name == "batch":
+                    size *= batch / graph.batch
+                elif dim.name == SEQUENCE and sequence_parts > 1:
+                    size /= sequence_parts
+                sizes[dim.label] = size
+            result[block.name, i] = sizes
+    if sequence_parts > 1 and graph.seq_len % sequence_parts:
+        return None
+    return result
+
+
+def after(graph: Graph, sizes: dict[OpKey, Sizes], solution: AxisSolution) -> dict[OpKey, Sizes]:
+    """Local extents after an axis is split."""
+    return {
+        key: local_sizes(graph.blocks[key[0]].ops[key[1]], choice, sizes[key], solution.degree)
+        for key, choice in solution.choices.items()
+    }
+
+
+def is_sequence_parallel(graph: Graph, solution: AxisSolution) -> bool:
+    """Whether what the repeated layers hand on is split over the sequence."""
+    handed: list[Placement] = []
+    for name, place in graph.boundary.items():
+        if place is not None and graph.blocks[name].repeated:
+            handed.append(solution.choices[name, place[0]].writes[place[1]])
+    return bool(handed) and all(isinstance(p, Shard) and p.dim == SEQUENCE for p in handed)
