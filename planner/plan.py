@@ -88,6 +88,8 @@ class Stage:
     memory: tuple[MemoryPart, ...]
     peak_memory_bytes: float
     """Upper band: what must fit the device."""
+    chunk_layers: tuple[int, ...] = ()
+    """Repeated layers of each of its virtual stages; empty when there is only one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
