@@ -182,7 +182,7 @@ def _op(space: Space, names: dict[int, str], described: Described) -> Op:
     if spec.reshape:
         reads_axes, writes_axes, dims = _reshape_axes(space, names, described)
     else:
-        reads_axes = tuple(_resolve(axes, expanded) for axes in spec.inputs)
+        reads_axes = tuple(_resolve(axes, expanded) for axes in spec.inputs if axes is not None)
         writes_axes = tuple(_resolve(axes, expanded) for axes in spec.outputs)
     reads = tuple(
         _operand(space, name, axes) for name, axes in zip(described.reads, reads_axes, strict=True)
@@ -261,8 +261,7 @@ def _reshape_axes(
     source, target = described.reads[0], described.node.outputs[0]
     first = walk(source, "f", True)
     second = walk(target, "f" if described.factored else "u", not described.factored)
-    others = tuple(((),) * len(space.axes[name]) for name in described.reads[1:])
-    return (first, *others), (second,), tuple(dims)
+    return (first,), (second,), tuple(dims)
 
 
 def _resolve(axes: tuple[Axis, ...], expanded: dict[str, tuple[Dim, ...]]) -> tuple[Axis, ...]:

@@ -112,13 +112,23 @@ def _describe(space: Space, node: Node) -> None:
             spec=spec,
             known=known or is_factory(node.target),
             labels=labels,
-            reads=tuple(node.refs()),
+            reads=tuple(call_reads(call, spec)),
             factored=factored,
         )
     )
 
 
-_PRIORITY = {"experts": 9, "batch": 10, "sequence": 10, "heads": 8, "kv_heads": 8, "query_groups": 8, "head_dim": 8, "vocab": 7}
+def call_reads(call: Call, spec: Spec) -> list[str]:
+    """Names of the values whose data the op reads."""
+    return [v.name for v, axes in zip(call.inputs, spec.inputs, strict=True) if axes is not None]
+
+
+_PRIORITY = {
+    "batch": 10, "sequence": 10, "experts": 9, "heads": 8, "kv_heads": 8, "query_groups": 8, "head_dim": 8, "vocab": 7,
+}  # fmt: skip
+"""How much a rule's word counts against another's for the same dim; 6 for words not listed."""
+_FACTOR_PRIORITY = {"head_dim": 3}
+"""The same where a label turned out to be a product: half a head is still `head_dim`."""
 
 
 def _call(space: Space, node: Node) -> Call:
@@ -144,7 +154,7 @@ def _labels(space: Space, call: Call, spec: Spec) -> dict[str, tuple[int, ...]]:
     """Bind labels to the atoms of the tensors read, refining where an axis has several labels."""
     labels: dict[str, tuple[int, ...]] = {}
     for value, axes in zip(call.inputs, spec.inputs, strict=True):
-        for atoms, axis, size in zip(space.axes[value.name], axes, value.shape, strict=True):
+        for atoms, axis, size in zip(space.axes[value.name], axes or (), value.shape, strict=axes is not None):
             _bind(space, labels, spec, axis, atoms, size)
     return labels
 
@@ -186,13 +196,14 @@ def _vote_matrix(space: Space, call: Call, spec: Spec, labels: dict[str, tuple[i
         name = "expert_ffn" if spec.family == "grouped_gemm" else "ffn"
         for label in (*spec.gemm[1], *spec.gemm[2]):
             space.votes.append((2, name, labels[label]))
-    if call.node.target.split(".")[1] in ("layer_norm", "rms_norm") and spec.inputs[0] and spec.inputs[0][-1]:
-        space.votes.append((5, "hidden", labels[spec.inputs[0][-1][0]]))
+    normed = spec.inputs[0] if call.node.target.split(".")[1] in ("layer_norm", "rms_norm") else None
+    if normed and normed[-1]:
+        space.votes.append((5, "hidden", labels[normed[-1][0]]))
 
 
 def _mark(space: Space, call: Call, spec: Spec) -> None:
     """Carry provenance over to the outputs: data, gradients, weights, routing."""
-    read = [value.name for value in call.inputs]
+    read = call_reads(call, spec)
     factory = is_factory(call.node.target)
     for value in call.outputs:
         if factory or not any(name in space.data for name in read):
@@ -230,7 +241,7 @@ def names_of(space: Space) -> dict[int, str]:
     for order, (priority, name, atoms) in enumerate(space.votes):
         leaves = space.atoms.leaves(atoms)
         for leaf in leaves:
-            rank = (priority if len(leaves) == 1 else 0, -order, name)
+            rank = (priority if len(leaves) == 1 else _FACTOR_PRIORITY.get(name, 0), -order, name)
             if leaf not in strongest or rank[:2] > strongest[leaf][:2]:
                 strongest[leaf] = rank
     _name_projections(space, strongest)

@@ -92,3 +92,25 @@ def nll_loss(call: Call) -> Spec:
     return Spec(
         family="memory", inputs=spec.inputs, outputs=spec.outputs, sums=spec.sums, inner=inner, names=spec.names
     )
+
+
+@rule(
+    "aten.binary_cross_entropy_with_logits", "aten.binary_cross_entropy", "aten.mse_loss", "aten.l1_loss", "aten.smooth_l1_loss",
+    "aten.huber_loss", "aten.kl_div", "aten.soft_margin_loss",
+)  # fmt: skip
+def elementwise_loss(call: Call) -> Spec:
+    """A loss per element, summed or averaged over all of them unless the output keeps the shape."""
+    shape = call.inputs[0].shape
+    axes = _axes(shape)
+    inputs = tuple(
+        tuple(axes[len(shape) - len(v.shape) + i] if size > 1 else () for i, size in enumerate(v.shape))
+        for v in call.inputs
+    )
+    scalar = not call.outputs[0].shape
+    return Spec(
+        family="memory",
+        inputs=inputs,
+        outputs=(() if scalar else axes,),
+        sums=frozenset(_labels(axes)) if scalar else frozenset(),
+        flops=((FLOPS_PER_SOFTMAX_ELEMENT, _labels(axes)),),
+    )

@@ -32,7 +32,10 @@ def pointwise(call: Call) -> Spec:
     """Labels run over the output's axes; an input axis of size one is broadcast."""
     shape = call.outputs[0].shape
     output = tuple((f"d{i}",) if size > 1 else () for i, size in enumerate(shape))
-    inputs = tuple(aligned(value.shape, shape, output) for value in call.inputs)
+    inputs = tuple(
+        None if i and call.node.target.startswith("aten.type_as") else aligned(value.shape, shape, output)
+        for i, value in enumerate(call.inputs)
+    )
     return Spec(
         family="view" if moves_nothing(call) else "pointwise",
         inputs=inputs,

@@ -30,8 +30,15 @@ def reduce(call: Call) -> Spec:
         blocked=fresh if linear else reduced | fresh,
         linear=(0,) if linear else (),
         flops=((1.0, tuple(label for axis in axes for label in axis)),),
-        names={"k0": "top_k", "k1": "top_k"} if call.node.target.startswith("aten.topk") else {},
+        names=_routing_names(call, axes, dims),
     )
+
+
+def _routing_names(call: Call, axes: tuple[Axis, ...], dims: tuple[int, ...]) -> dict[str, str]:
+    """`topk` picks experts."""
+    if not call.node.target.startswith("aten.topk"):
+        return {}
+    return {"k0": "top_k", "k1": "top_k"} | {label: "experts" for dim in dims for label in axes[dim]}
 
 
 def _reduced(call: Call, rank: int) -> tuple[int, ...]:

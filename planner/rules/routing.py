@@ -54,9 +54,10 @@ def index(call: Call) -> Spec:
     """`x[ids]`: rows picked by a routed order (local), or by any ids (a linear lookup)."""
     x, ids = call.inputs[0], call.inputs[1:]
     positions = call.args[1]
-    first_only = isinstance(positions, tuple) and len(ids) == 1 and positions[0] is not None
-    if not first_only or not ids[0].dtype.startswith("int"):
+    if any(not value.dtype.startswith("int") for value in ids) or not isinstance(positions, tuple):
         return _opaque_index(call)
+    if len(ids) > 1 or positions[0] is None:
+        return _picked(call, positions)
     rest = _axes(x.shape[1:], "h")
     if ids[0].name in call.permutations and len(ids[0].shape) == 1:
         return _routed(call, rest)
@@ -64,6 +65,31 @@ def index(call: Call) -> Spec:
     rows = ("v",) if x.shape[0] > 1 else ()
     return Spec(
         family="memory", inputs=((rows, *rest), picks), outputs=((*picks, *rest),), sums=frozenset(rows), linear=(0,)
+    )
+
+
+def _picked(call: Call, positions: tuple) -> Spec:
+    """`x[:, i, j]`: indexed axes are blocked, the others free; picks come first unless adjacent."""
+    x, ids = call.inputs[0], call.inputs[1:]
+    axes = _axes(x.shape)
+    indexed = [i for i, position in enumerate(positions) if position is not None]
+    free = [i for i in range(len(x.shape)) if i not in indexed]
+    depth = max(len(value.shape) for value in ids)
+    shape = call.outputs[0].shape
+    adjacent = indexed == list(range(indexed[0], indexed[-1] + 1))
+    at = indexed[0] if adjacent else 0
+    picks = tuple((f"p{i}",) if size > 1 else () for i, size in enumerate(shape[at : at + depth]))
+    kept = [axes[i] for i in free]
+    reads = tuple(
+        tuple(axis if size > 1 else () for axis, size in zip(picks[depth - len(v.shape) :], v.shape, strict=True))
+        for v in ids
+    )
+    return Spec(
+        family="memory",
+        inputs=(axes, *reads),
+        outputs=((*kept[:at], *picks, *kept[at:]),),
+        blocked=_blocked(axes, *indexed) | frozenset(label for axis in picks for label in axis),
+        linear=(0,),
     )
 
 

@@ -55,7 +55,8 @@ class Spec:
     """The iteration space of one op."""
 
     family: str
-    inputs: tuple[tuple[Axis, ...], ...]
+    inputs: tuple[tuple[Axis, ...] | None, ...]
+    """Per tensor read; None for one that lends only its shape or dtype: no data flows."""
     outputs: tuple[tuple[Axis, ...], ...]
     sizes: dict[str, int] = field(default_factory=dict)
     """Sizes of labels that share an axis with another label."""

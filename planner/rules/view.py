@@ -19,7 +19,7 @@ def _axes(shape: tuple[int, ...], prefix: str = "d") -> tuple[Axis, ...]:
     return tuple((f"{prefix}{i}",) if size > 1 else () for i, size in enumerate(shape))
 
 
-def _view(inputs: tuple[tuple[Axis, ...], ...], outputs: tuple[tuple[Axis, ...], ...], **extra: object) -> Spec:
+def _view(inputs: tuple[tuple[Axis, ...] | None, ...], outputs: tuple[tuple[Axis, ...], ...], **extra: object) -> Spec:
     linear = tuple(range(len(inputs)))
     return Spec(**{"family": "view", "inputs": inputs, "outputs": outputs, "linear": linear, "sort": "keep"} | extra)  # type: ignore[arg-type]
 
@@ -36,7 +36,7 @@ def _dim(call: Call, position: int, name: str = "dim", default: int = 0) -> int:
 )  # fmt: skip
 def reshape(call: Call) -> Spec:
     """Same elements in the same order."""
-    inputs = (_axes(call.inputs[0].shape, "i"), *(((),) * len(v.shape) for v in call.inputs[1:]))
+    inputs = (_axes(call.inputs[0].shape, "i"), *(None for _ in call.inputs[1:]))
     return _view(inputs, (_axes(call.outputs[0].shape, "o"),), reshape=True, linear=(0,))
 
 
@@ -74,7 +74,7 @@ def expand(call: Call) -> Spec:
     """New elements are copies: dims that only the output has."""
     shape = call.outputs[0].shape
     output = _axes(shape)
-    inputs = (aligned(call.inputs[0].shape, shape, output), *(((),) * len(v.shape) for v in call.inputs[1:]))
+    inputs = (aligned(call.inputs[0].shape, shape, output), *(None for _ in call.inputs[1:]))
     return _view(inputs, (output,), linear=(0,))
 
 

@@ -23,10 +23,9 @@ from ..topology import Device, GroupSpan, Topology
 from .axis import Axis, AxisProblem, AxisSolution, OpKey, local_sizes
 from .block_cost import block_costs
 
-SECONDS_PER_BYTE = (0.0, 2e-12, 1e-11)
-"""Weights on saved bytes, swept for the frontier, in seconds per byte and microbatch. The middle
-one prices a byte at about writing it to and reading it from 1 TB/s memory; the last, five times
-that, lets leaner splits win unless they are far slower."""
+SECONDS_PER_BYTE = (0.0, 2e-12)
+"""Weights on saved bytes, swept for the frontier, in seconds per byte and microbatch: none, and about
+what it takes to write a byte to 1 TB/s memory and read it again."""
 
 SEQUENCE = "sequence"
 
