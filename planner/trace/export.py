@@ -54,7 +54,7 @@ def default_loss(outputs: Any, inputs: Any) -> torch.Tensor:
     if isinstance(own, torch.Tensor):
         return own
     first = first_tensor(outputs)
-    return first if first.dim() == 0 else first.float().mean()
+    return first if first.dim() == 0 else first.mean(dtype=torch.float32)
 
 
 def export(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> torch.export.ExportedProgram:

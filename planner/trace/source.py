@@ -182,7 +182,24 @@ def meta_copy(model: nn.Module) -> nn.Module:
         for tensor in (*module._parameters.values(), *module._buffers.values(), *vars(module).values()):
             if isinstance(tensor, torch.Tensor) and id(tensor) not in memo:
                 memo[id(tensor)] = _on_meta(tensor)
-    return copy.deepcopy(model, memo)
+    try:
+        return copy.deepcopy(model, dict(memo))
+    except Exception:  # some attribute cannot be copied: share it
+        return _structural_copy(model, memo)
+
+
+def _structural_copy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """A module of the same class whose submodules are copied alike and whose other attributes are shared."""
+    if id(module) in memo:
+        return memo[id(module)]
+    copied = memo[id(module)] = type(module).__new__(type(module))
+    for name, value in vars(module).items():
+        if name == "_modules":
+            value = {key: child and _structural_copy(child, memo) for key, child in value.items()}
+        elif isinstance(value, dict):
+            value = {key: memo.get(id(item), item) for key, item in value.items()}
+        copied.__dict__[name] = memo.get(id(value), value)
+    return copied
 
 
 def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
