@@ -102,7 +102,7 @@ BAD = [
     model("missing_dir/config.json"),
     model("syntax.py", "syntax.py", "3"),
     model("raises.py", "raises.py", "no licence found"),
-    model("exits.py", "exits.py", "usage: train.py DATA"),
+    model("exits.py", "exits.py", "ended the program"),
     model("imports.py", "imports.py", "torhc"),
     model("no_factory.py", "no_factory.py", "build_model", "make_net"),
     model("not_callable.py", "build_model"),
