@@ -81,7 +81,7 @@ MODEL_HELP = "model.py or model.py:factory, a Hugging Face config.json or its fo
 TOPOLOGY_HELP = "A bundled name, name:NODES, or a YAML file."
 SET_HELP = "Fix some of pp, dp, cp, ep, tp, zero, micro_batch, recompute, schedule, virtual_stages."
 BATCH_HELP = "Samples per step; without it, about 4 Mi tokens."
-SEQ_HELP = "Tokens per sample; without it, the model's own."
+SEQ_HELP = "Tokens per sample; without it, 4096."
 DTYPE_HELP = "bf16 (default where the device has it), fp16, fp32."
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP, show_default=False)]

@@ -33,7 +33,7 @@ WORD_PINS = {"recompute": tuple(map(str, Recompute)), "schedule": tuple(map(str,
 PIN_KEYS = (*AXES, "zero", "micro_batch", "recompute", "schedule", "virtual_stages")
 
 DEFAULT_SEQ_LEN = 4096
-"""Tokens; used only where the model does not say. The context length of Llama 2 (arXiv:2307.09288)."""
+"""Tokens per sample when none is given: the context length of Llama 2 (arXiv:2307.09288, sec. 2.2)."""
 DEFAULT_STEP_TOKENS = 4 * 2**20
 """Tokens per optimizer step when no batch is given: the 4M of Llama 2 (arXiv:2307.09288, sec. 2.2)."""
 DEFAULT_SAMPLES_PER_DEVICE = 1024
@@ -56,16 +56,15 @@ def job_from_options(
     framework: str = "tpplan",
     devices: int,
     device: Device | None = None,
-    model_seq_len: int | None = None,
 ) -> Job:
     """A checked job; what was not given is filled in.
 
-    `devices` is the cluster's size, `device` its accelerator (for `dtype`), `model_seq_len` the
-    sequence length the model's own inputs have (1: it has no sequence). Raises `OptionError`.
+    `devices` is the cluster's size, `device` its accelerator (for `dtype`); a `seq_len` of 1 means
+    that the model has no sequence. Raises `OptionError`.
     """
     check_names(mode=mode, objective=objective, dtype=dtype, optimizer=optimizer, framework=framework)
     check_sizes(global_batch=global_batch, seq_len=seq_len)
-    length = seq_len or model_seq_len or DEFAULT_SEQ_LEN
+    length = seq_len or DEFAULT_SEQ_LEN
     return Job(
         mode=mode,
         objective=objective,

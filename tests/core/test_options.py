@@ -51,9 +51,10 @@ def test_what_is_given_is_kept():
     )
 
 
-def test_the_sequence_length_is_the_models_own():
-    assert job_from_options(devices=8, model_seq_len=512).seq_len == 512
-    assert job_from_options(devices=8, seq_len=128, model_seq_len=512).seq_len == 128
+def test_what_is_not_given_is_filled_in():
+    job = job_from_options(devices=8)
+    assert (job.seq_len, job.global_batch, job.dtype) == (4096, 1024, "bf16")
+    assert job_from_options(devices=8, device=device("fp16")).dtype == "fp16"
 
 
 @pytest.mark.parametrize(
