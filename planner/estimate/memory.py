@@ -9,7 +9,8 @@ memory of a stage by kind (`stage_memory`).
     optimizer    master copy (16-bit parameters only) + moments; from ZeRO-1 on divided
     activations  saved bytes x microbatches in flight
     working      the largest short-lived memory of any block, what recomputation brings back included
-    buffers      blocks gathered or reduced whole, beyond the shard
+    buffers      blocks gathered or reduced whole, beyond the shard: the one that runs and, under
+                 ZeRO-3, the one being fetched
     reserve      what the allocator holds beyond what is allocated; context: libraries, communicators
 
 Replicas are dp x cp x ep ranks for dense parameters and dp x cp for sparse ones (Rajbhandari et
@@ -27,8 +28,6 @@ from ..plan import MemoryPart
 from ..profile import Framework, Optimizer
 from ..topology import Device
 
-GATHERED_BLOCKS = 2
-"""Blocks whole at once under ZeRO-3: the one that runs and the one being fetched (FSDP prefetch)."""
 HALF_BYTES = 2
 """Parameters of at most this many bytes get a master copy."""
 KINDS = ("parameters", "gradients", "optimizer", "activations", "working", "buffers", "reserve", "context")
@@ -85,17 +84,15 @@ def block_states(
     )
 
 
-def buffer_bytes(states: Iterable[BlockStates]) -> float:
-    """Whole blocks that exist next to the shards: the two largest gathered, the largest reduced."""
-    blocks = list(states)
-    gathered = sorted((block.gathered for block in blocks), reverse=True)
-    return sum(gathered[:GATHERED_BLOCKS]) + max((block.reduced for block in blocks), default=0.0)
-
-
 def working_bytes(cost: BlockCost, mode: Recompute) -> float:
     """Short-lived memory of one block: its own, and what recomputation brings back at once."""
     restored = cost.saved_bytes.get(Recompute.NONE, 0.0) - cost.saved_bytes.get(mode, 0.0)
     return cost.working_bytes + max(restored, 0.0)
+
+
+def transient_bytes(cost: BlockCost, states: BlockStates, mode: Recompute) -> float:
+    """All that exists only while the block runs: working memory, whole parameters and gradients."""
+    return working_bytes(cost, mode) + states.gathered + states.reduced
 
 
 def usable_bytes(device: Device, framework: Framework) -> float:
@@ -113,16 +110,21 @@ class Held:
     count: int
 
 
-def stage_memory(held: Sequence[Held], *, in_flight: float, framework: Framework) -> tuple[MemoryPart, ...]:
-    """Memory of the fullest moment on a device of this stage, upper band, by kind."""
-    blocks = [run.states for run in held for _ in range(min(run.count, GATHERED_BLOCKS))]
+def stage_memory(
+    held: Sequence[Held], *, in_flight: float, prefetch_bytes: float, framework: Framework
+) -> tuple[MemoryPart, ...]:
+    """Memory of the fullest moment on a device of this stage, upper band, by kind.
+
+    `prefetch_bytes`: the next block, gathered while this one runs.
+    """
+    peak = max(held, key=lambda run: transient_bytes(run.cost, run.states, run.mode))
     allocated = {
         "parameters": sum(run.count * run.states.parameters for run in held),
         "gradients": sum(run.count * run.states.gradients for run in held),
         "optimizer": sum(run.count * run.states.optimizer for run in held),
         "activations": in_flight * sum(run.count * run.cost.saved_bytes[run.mode] for run in held),
-        "working": max((working_bytes(run.cost, run.mode) for run in held), default=0.0),
-        "buffers": buffer_bytes(blocks),
+        "working": working_bytes(peak.cost, peak.mode),
+        "buffers": peak.states.gathered + peak.states.reduced + prefetch_bytes,
     }
     reserve = sum(allocated.values()) * (framework.allocator_reserve[1] - 1)
     sizes = allocated | {"reserve": reserve, "context": framework.context_bytes}

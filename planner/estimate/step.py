@@ -32,7 +32,7 @@ from .overlap import exposed_s
 TENSORS_PER_LAUNCH = 36
 """Parameter tensors that one fused optimizer kernel takes (PyTorch `MultiTensorApply.cuh`, depth 4)."""
 OPTIMIZER_FLOPS = 12
-"""Arithmetic per parameter of one AdamW update (Loshchilov & Hutter 2019, algorithm 2): it is memory bound."""
+"""Arithmetic per parameter of one AdamW update (arXiv:1711.05101, algorithm 2); it is memory bound."""
 NORM_BYTES = 4
 """The gradient norm's all-reduce carries one fp32 number."""
 

@@ -21,8 +21,8 @@ feasible plan without either: the smallest T for which filling ranks one after t
 the end (filling as far as possible is optimal, because part of an interval that fits also fits),
 and the least recomputation that memory forces in total.
 
-With v > 1 virtual stages a rank holds v pieces of the chain; ranks then share out the counts of
-blocks in the same way, and `chunks` deals them to the pieces.
+With v > 1 virtual stages a rank holds v pieces of the chain; the caller then gives the chain in the
+order that ranks hold it.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ Counts = tuple[tuple[str, int], ...]
 
 BISECTIONS = 40
 """Most halvings of the interval for T; it ends at 1e-9 of T, far below any model error."""
+CAPACITY_STEP = 1e-3
+"""Precision of `least_capacity_bytes`, as a share of it."""
 MAX_ARCS = 6_000
 """Beyond this the ILP is not written, and the bracket's bound stands (it happens only where the
 slowest rank hardly matters, i.e. with very few microbatches)."""
@@ -509,14 +511,19 @@ def solve_stages(
     arcs = _useful_arcs(intervals, start, total)
     if arcs is None:
         return start
-    if (least := _least_total(problem, arcs, math.inf)) is not None:
-        arcs = _useful_arcs(intervals, start, max(total, least[0])) or arcs
-    model, chosen = _model(problem, arcs)
+    least = _least_total(problem, arcs, math.inf)
+    assert least is not None, "the arcs contain the plan they were limited by"
+    total = max(total, least[0])
+    arcs = _useful_arcs(intervals, start, total) or arcs
+    slowest = next(s for s in sorted(set(arcs.values())) if _least_total(problem, arcs, s) is not None)
+    model, chosen = _model(problem, arcs, slowest_s=slowest + problem.stage_s, total_s=total)
     outcome = solve(model, time_limit_s=time_limit_s, gap=gap, solver=solver)
     if not outcome.has_values:
         return replace(start, solver=outcome.solver)
     picked = sorted(arc for arc, variable in chosen.items() if (variable.value() or 0) > 0.5)
     plan = _read(intervals, (0, *(stop for _, _, stop in picked)))
+    if plan.objective_s >= start.objective_s * (1 - 1e-9):
+        plan = start  # equals: the dynamic programme's choice does not depend on the solver
     bound = min(max(outcome.bound, start.bound_s), plan.objective_s)
     return replace(plan, status=outcome.status, bound_s=bound, solver=outcome.solver)
 
@@ -568,13 +575,14 @@ def _earliest_starts(intervals: Intervals, limit_s: float) -> list[int]:
 
 
 def _model(
-    problem: StageProblem, arcs: dict[Arc, float]
+    problem: StageProblem, arcs: dict[Arc, float], *, slowest_s: float, total_s: float
 ) -> tuple[pulp.LpProblem, dict[Arc, pulp.LpVariable]]:
+    """The ILP of the module docstring; the two bounds are implied and spare the solver their proof."""
     import pulp
 
     model = pulp.LpProblem("stages", pulp.LpMinimize)
     x = {arc: model.add_variable(f"x_{arc[0]}_{arc[1]}_{arc[2]}", cat="Binary") for arc in sorted(arcs)}
-    slowest = model.add_variable("T", 0)
+    slowest = model.add_variable("T", slowest_s)
     flow: dict[tuple[int, int], list] = {}
     by_rank: list[list[Arc]] = [[] for _ in range(problem.stages)]
     for rank, first, stop in x:
@@ -588,13 +596,22 @@ def _model(
     for rank_arcs in by_rank:
         model += slowest >= pulp.lpSum(arcs[arc] * x[arc] for arc in rank_arcs) + problem.stage_s
     share = 1 / problem.virtual_stages
-    total = pulp.lpSum(seconds * x[arc] for arc, seconds in arcs.items())
-    constant = share * problem.stages * problem.stage_s
-    model += (problem.microbatches - share) * slowest + share * total + constant
+    total = pulp.lpSum(seconds * x[arc] for arc, seconds in arcs.items()) + problem.stages * problem.stage_s
+    model += total >= total_s
+    model += (problem.microbatches - share) * slowest + share * total
     return model, x
 
 
-def chunks(layers: int, virtual_stages: int) -> tuple[int, ...]:
-    """How a rank's layers are dealt to its virtual stages: as evenly as possible, larger ones first."""
-    each, extra = divmod(layers, virtual_stages)
-    return tuple(each + (i < extra) for i in range(virtual_stages))
+def least_capacity_bytes(problem: StageProblem) -> float:
+    """The capacity with which some partition just fits, to `CAPACITY_STEP`, from above."""
+
+    def fits(capacity: float) -> bool:
+        return _fill(Intervals(replace(problem, capacity_bytes=capacity)), math.inf) is not None
+
+    low, high = 0.0, max(problem.capacity_bytes, 1.0)
+    while not fits(high):
+        low, high = high, 2 * high
+    while high - low > CAPACITY_STEP * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high

@@ -1,0 +1,163 @@
+"""The space that the search explores: meshes, microbatches, ZeRO stages, schedules.
+
+In: a `SearchProblem` and the user's pins. Out: every `Candidate` that divides evenly:
+
+    pp x dp x cp x ep x tp = devices,  pp <= layers,  global batch = dp x ep x microbatch x m
+
+Sizes are all divisors, not only powers of two. Expert plans are named subsets of the same space.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ..mesh import Mesh
+from ..problem import SCHEDULE_NONE, Candidate, Pins, SearchProblem
+from ..schedule import Schedule, illegality
+
+ZERO_STAGES = (0, 1, 2, 3)
+MAX_VIRTUAL_STAGES = 12
+"""More pieces per device have not been published to pay; Megatron's largest runs use 4 to 12."""
+SMALL_FACTORS = (1, 3, 5, 7)
+"""Microbatches are a power of two times one of these, or all samples at once."""
+
+
+def divisors(n: int) -> list[int]:
+    """All divisors, ascending."""
+    small = [d for d in range(1, int(n**0.5) + 1) if n % d == 0]
+    return sorted({*small, *(n // d for d in small)})
+
+
+def meshes(problem: SearchProblem, pins: Pins) -> Iterator[Mesh]:
+    """Every mesh whose sizes multiply to the cluster and divide the global batch."""
+    devices, layers = problem.topology.devices, max(problem.layers, 1)
+    for tp in _allowed("tp", problem.tp_sizes, pins):
+        for ep in _allowed("ep", problem.ep_sizes, pins):
+            for cp in _allowed("cp", problem.cp_sizes, pins):
+                inner = tp * ep * cp
+                if devices % inner:
+                    continue
+                for pp in _allowed("pp", divisors(devices // inner), pins):
+                    if devices % (inner * pp) or pp > layers:
+                        continue
+                    mesh = Mesh(pp=pp, dp=devices // (inner * pp), cp=cp, ep=ep, tp=tp, order=problem.order)
+                    if pins.get("dp", mesh.dp) == mesh.dp and problem.job.global_batch % mesh.batch_ways == 0:
+                        yield mesh
+
+
+def _allowed(name: str, sizes: Sequence[int], pins: Pins) -> list[int]:
+    """Sizes to try: the pinned one alone, whether or not it is among the sensible ones."""
+    return [int(pins[name])] if name in pins else sorted(set(sizes))
+
+
+def candidates(problem: SearchProblem, pins: Pins) -> Iterator[Candidate]:
+    """Every candidate of the space."""
+    for mesh in meshes(problem, pins):
+        samples = problem.job.global_batch // mesh.batch_ways
+        for micro_batch in _micro_batches(samples, pins):
+            microbatches = samples // micro_batch
+            for schedule, virtual_stages in _schedules(problem, mesh, microbatches, pins):
+                for zero in _zero_stages(mesh, pins):
+                    yield Candidate(
+                        mesh=mesh,
+                        micro_batch=micro_batch,
+                        microbatches=microbatches,
+                        zero_stage=zero,
+                        schedule=schedule,
+                        virtual_stages=virtual_stages,
+                    )
+
+
+def _micro_batches(samples: int, pins: Pins) -> list[int]:
+    if "micro_batch" in pins:
+        pinned = int(pins["micro_batch"])
+        return [pinned] if samples % pinned == 0 else []
+    return [b for b in divisors(samples) if b == samples or _odd_part(b) in SMALL_FACTORS]
+
+
+def _odd_part(n: int) -> int:
+    return n // (n & -n)
+
+
+def _zero_stages(mesh: Mesh, pins: Pins) -> list[int]:
+    """Without replicas of anything there is nothing to shard."""
+    allowed = _allowed("zero", ZERO_STAGES, pins)
+    return allowed if mesh.dp * mesh.cp * mesh.ep > 1 or "zero" in pins else [0]
+
+
+def _schedules(
+    problem: SearchProblem, mesh: Mesh, microbatches: int, pins: Pins
+) -> Iterator[tuple[str, int]]:
+    """(schedule, virtual stages) pairs that are legal here and not excluded by a pin."""
+    options = [(SCHEDULE_NONE, 1)]
+    if mesh.pp > 1:
+        most = min(problem.layers // mesh.pp, MAX_VIRTUAL_STAGES)
+        options = [(str(Schedule.ONE_F_ONE_B), 1)]
+        options += [(str(Schedule.INTERLEAVED), v) for v in range(2, most + 1)]
+    for name, v in options:
+        if pins.get("virtual_stages", v) != v or pins.get("schedule", name) not in (name, SCHEDULE_NONE):
+            continue
+        if v > 1 and not _can_interleave(problem, mesh.pp * v):
+            continue
+        if mesh.pp == 1 or not illegality(name, pp=mesh.pp, virtual_stages=v, microbatches=microbatches):
+            yield name, v
+
+
+def _can_interleave(problem: SearchProblem, chunks: int) -> bool:
+    """Whether what each device holds of a chain in `chunks` pieces is known without more variables.
+
+    Layers of one kind may be dealt unevenly, layers of several kinds only in equal pieces; other
+    blocks stand at the two ends.
+    """
+    layers = [name in problem.layer_classes for name in problem.chain]
+    first, last = layers.index(True), len(layers) - layers[::-1].index(True)
+    return all(layers[first:last]) and (len(problem.layer_classes) == 1 or problem.layers % chunks == 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expert:
+    """A plan that practitioners would try first, as a subset of the space."""
+
+    name: str
+    holds: Callable[[Candidate, SearchProblem], bool]
+
+
+def _node_tp(problem: SearchProblem) -> int:
+    """The largest tensor-parallel size that stays inside a node."""
+    inside = [tp for tp in problem.tp_sizes if tp <= problem.topology.devices_per_node]
+    return max(inside, default=1)
+
+
+EXPERTS = (
+    Expert(
+        name="DDP",
+        holds=lambda c, p: c.mesh.dp == c.mesh.devices and c.zero_stage == 0,
+    ),
+    Expert(
+        name="ZeRO-1",
+        holds=lambda c, p: c.mesh.dp == c.mesh.devices and c.zero_stage == 1,
+    ),
+    Expert(
+        name="FSDP",
+        holds=lambda c, p: c.mesh.dp == c.mesh.devices and c.zero_stage == 3,
+    ),
+    Expert(
+        name="FSDP+TP",
+        holds=lambda c, p: (
+            c.zero_stage == 3
+            and c.mesh.pp == c.mesh.ep == c.mesh.cp == 1
+            and c.mesh.tp == _node_tp(p) > 1
+        ),
+    ),
+    Expert(
+        name="Megatron 3D",
+        holds=lambda c, p: (
+            c.zero_stage <= 1 and c.mesh.pp > 1 and c.mesh.ep == c.mesh.cp == 1 and c.mesh.tp == _node_tp(p) > 1
+        ),
+    ),
+    Expert(
+        name="DP+EP",
+        holds=lambda c, p: c.zero_stage <= 1 and c.mesh.pp == c.mesh.tp == c.mesh.cp == 1 and c.mesh.ep > 1,
+    ),
+)  # fmt: skip
