@@ -1,0 +1,382 @@
+"""The main job: a model and a topology in, a `Plan` (or why there is none) out.
+
+    trace or load the graph -> named iteration spaces -> search meshes, asking the intra-op solver
+    -> a plan with splits in words, predictions, reasons and a certificate
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..topologies import load, topology_hash
+from .build import build
+from .describe import module_layouts, parameter_placements, splits_in_words
+from .errors import ModelError
+from .estimate import collectives, compute
+from .estimate.frameworks import FRAMEWORKS
+from .graph import DTYPE_BYTES, Block, Graph
+from .graph_cache import TraceOptions, load_or_trace
+from .options import DEFAULT_SEQ_LEN, check_names, check_pins, check_sizes, choose_dtype, job_from_options
+from .plan import ClusterInfo, Infeasible, Link, ModelInfo, Plan
+from .problem import BlockFacts, Outcome, Pricing, SearchProgress, SearchProblem
+from .profile import OPTIMIZERS, Framework, Job
+from .rules.choices import BATCH, SEQUENCE
+from .solve.block_cost import sparse_parameters
+from .solve.intra_op import Prices, Splits, intra_op
+from .solve.search import search
+from .topology import Topology
+
+if TYPE_CHECKING:
+    from torch import nn
+
+MAX_TP = 64
+"""Largest tensor-parallel size tried; beyond a rack-scale NVLink domain no measured plan splits further."""
+GIB = 2.0**30
+
+
+def suggest(
+    model: str | nn.Module,
+    example_inputs: Any = None,
+    topology: str | Topology = "dgx-h100",
+    *,
+    global_batch: int | None = None,
+    seq_len: int | None = None,
+    dtype: str | None = None,
+    optimizer: str = "adamw",
+    framework: str = "tpplan",
+    mode: str = "train",
+    objective: str = "throughput",
+    pins: Mapping[str, int | str] | None = None,
+    nodes: int | None = None,
+    top: int = 5,
+    time_limit_s: float | None = None,
+    cache: bool = True,
+    cache_dir: Path | None = None,
+    progress: Callable[[str], None] | None = None,
+    loss: Callable[..., Any] | None = None,
+) -> Plan | Infeasible:
+    """Plan how to split `model` over `topology`.
+
+    Args:
+        model: `model.py[:factory]`, a Hugging Face `config.json` or folder, a `.pt2` file, or an
+            `nn.Module` (then `example_inputs` is needed; its weights are neither read nor moved).
+        example_inputs: for a module: a tuple of arguments, a dict of keyword arguments, or a function
+            of (batch, seq) that returns one.
+        topology: a bundled name (`dgx-h100:8` for eight nodes), a YAML file, or a `Topology`.
+        global_batch: samples per optimizer step; default about 4M tokens.
+        seq_len: tokens per sample given to `example_inputs`.
+        dtype: `bf16`, `fp16` or `fp32`; default the first that the device computes in.
+        pins: choices to keep: mesh axes (`tp`, ...), `zero`, `micro_batch`, `recompute`, `schedule`.
+        nodes: overrides the topology's number of nodes.
+        top: how many runners-up to list.
+        time_limit_s: stop searching after so many seconds, with the gap reached.
+        cache: whether traced graphs are kept on disk (in `cache_dir`).
+        progress: called with a line of text whenever there is news.
+        loss: for a module: a function of (outputs, inputs); default its own loss.
+
+    Raises:
+        UserError: something given is wrong; the message says what and what would be right.
+    """
+    check_names(mode=mode, objective=objective, dtype=dtype, optimizer=optimizer, framework=framework)
+    check_sizes(global_batch=global_batch, seq_len=seq_len, nodes=nodes, top=top, time_limit_s=time_limit_s)
+    cluster = load(topology, nodes=nodes) if isinstance(topology, str) else _resized(topology, nodes)
+    chosen = choose_dtype(dtype, cluster.device)
+    tell = progress or (lambda _: None)
+    tell("tracing the model")
+    options = TraceOptions(seq_len=seq_len or DEFAULT_SEQ_LEN, dtype=chosen, mode=mode)
+    graph = _graph(model, options, example_inputs, loss, cache=cache, cache_dir=cache_dir)
+    source = model if isinstance(model, str) else type(model).__name__
+    job = job_from_options(
+        mode=mode,
+        objective=objective,
+        global_batch=global_batch,
+        seq_len=seq_len if has_dim(graph, SEQUENCE) else 1,
+        dtype=chosen,
+        optimizer=optimizer,
+        framework=framework,
+        devices=cluster.devices,
+        device=cluster.device,
+    )
+    return plan_graph(
+        graph, cluster, job, pins=pins, source=source, top=top, time_limit_s=time_limit_s, progress=tell
+    )
+
+
+def _resized(topology: Topology, nodes: int | None) -> Topology:
+    return topology if nodes is None else topology.with_nodes(nodes)
+
+
+def _graph(
+    model: str | nn.Module,
+    options: TraceOptions,
+    example_inputs: Any,
+    loss: Callable[..., Any] | None,
+    *,
+    cache: bool,
+    cache_dir: Path | None,
+) -> Graph:
+    if isinstance(model, str):
+        return build(load_or_trace(model, options, cache_dir=cache_dir, use_cache=cache))
+    from .trace import trace_source  # a module is at hand, so torch is loaded already
+
+    traced = trace_source(
+        model,
+        seq_len=options.seq_len,
+        example_inputs=example_inputs,
+        loss=loss,
+        batch=options.batch,
+        dtype=options.dtype,
+        mode=options.mode,
+    )
+    return build(traced)
+
+
+def plan_graph(
+    graph: Graph,
+    topology: Topology,
+    job: Job,
+    *,
+    pins: Mapping[str, int | str] | None = None,
+    source: str = "",
+    top: int = 5,
+    time_limit_s: float | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Plan | Infeasible:
+    """Plan a graph that is already built. Raises `OptionError` for pins that cannot hold."""
+    if not has_dim(graph, BATCH):
+        raise ModelError("no input of the model has a batch dim: example_inputs(batch, seq) must use batch first")
+    problem = search_problem(graph, topology, job)
+    checked = check_pins(
+        pins,
+        devices=topology.devices,
+        global_batch=job.global_batch,
+        seq_len=job.seq_len,
+        layers=max(problem.layers, 1),
+        cluster=topology.name,
+    )
+    model = collectives.model(topology)
+    framework = problem.framework
+    prices = Prices(kernel_time=compute.kernel_time, collective_time=model.time)
+    pricing = Pricing(
+        intra=intra_op(graph, topology, framework, prices),
+        collective_time=model.time,
+        kernel_time=compute.kernel_time,
+    )
+    found = search(
+        problem, pricing, pins=checked, top=top, time_limit_s=time_limit_s, progress=_teller(progress)
+    )
+    if isinstance(found, Infeasible):
+        return found
+    return _plan(graph, topology, job, found, source=source, framework=framework)
+
+
+def _teller(tell: Callable[[str], None] | None) -> Callable[[SearchProgress], None] | None:
+    if tell is None:
+        return None
+
+    def on_progress(state: SearchProgress) -> None:
+        best = "none yet" if state.incumbent_s is None else f"{state.incumbent_s:.3f} s"
+        tell(f"searching: {state.considered} candidates, {state.pruned} ruled out, best {best}")
+
+    return on_progress
+
+
+# --------------------------------------------------------------------------- the problem
+
+
+def search_problem(graph: Graph, topology: Topology, job: Job) -> SearchProblem:
+    """What the outer search needs to know of the model."""
+    sparse = sparse_parameters(graph)
+    return SearchProblem(
+        chain=graph.chain,
+        layer_classes=frozenset(name for name, block in graph.blocks.items() if block.repeated),
+        blocks={name: _facts(graph, block, sparse) for name, block in graph.blocks.items()},
+        topology=topology,
+        job=job,
+        framework=FRAMEWORKS[job.framework],
+        optimizer=OPTIMIZERS[job.optimizer],
+        tokens_per_sample=job.seq_len,
+        tp_sizes=tensor_sizes(graph, topology.devices),
+        ep_sizes=expert_sizes(graph, topology.devices),
+    )
+
+
+def _facts(graph: Graph, block: Block, sparse: frozenset[str]) -> BlockFacts:
+    dense = sum(v.numel for v in block.parameters if v.name not in sparse)
+    total = sum(v.numel for v in block.parameters)
+    trainable = sum(v.numel for v in block.parameters if v.trainable)
+    handed = graph.boundary.get(block.name)
+    boundary = 0.0
+    if handed is not None:
+        op = block.ops[handed[0]]
+        write = op.writes[handed[1]]
+        count = math.prod(op.size(label) for axis in write.axes for label in axis)
+        boundary = count * DTYPE_BYTES[write.dtype] / graph.batch
+    flops = sum(
+        factor * math.prod(op.size(label) for label in labels) for op in block.ops for factor, labels in op.flops
+    )
+    widths = {DTYPE_BYTES[v.dtype] for v in block.parameters}
+    return BlockFacts(
+        name=block.name,
+        forward_flops_per_sample=flops / graph.batch,
+        dense_numel=dense,
+        sparse_numel=total - dense,
+        element_bytes=min(widths, default=2),
+        trainable_share=trainable / total if total else 1.0,
+        boundary_bytes_per_sample=boundary,
+    )
+
+
+def has_dim(graph: Graph, name: str) -> bool:
+    """Whether any op iterates over a dim of that name."""
+    return any(dim.name == name for block in graph.blocks.values() for op in block.ops for dim in op.dims)
+
+
+def tensor_sizes(graph: Graph, devices: int) -> tuple[int, ...]:
+    """Tensor-parallel sizes that split every attention by heads and every large matrix by a dim."""
+    sizes = [n for n in range(1, min(devices, MAX_TP) + 1) if devices % n == 0]
+    return tuple(n for n in sizes if n == 1 or all(_splits(op, n) for op in _wide_ops(graph)))
+
+
+def _wide_ops(graph: Graph) -> list:
+    return [
+        op
+        for block in graph.blocks.values()
+        if block.repeated or len(graph.blocks) == 1
+        for op in block.ops
+        if op.family in ("attention", "grouped_gemm")
+        or (op.family == "gemm" and any(read.kind == "parameter" for read in op.reads))
+    ]
+
+
+def _splits(op: Any, degree: int) -> bool:
+    """Whether one of the op's own dims divides: heads for attention, columns or rows of a product."""
+    if op.family == "attention":
+        heads = [dim for dim in op.dims if dim.label in ("kv", "g")]
+        return not heads or any(dim.size % degree == 0 for dim in heads)
+    sides = (*op.gemm.n, *op.gemm.k)
+    narrow = all(dim.size < degree for dim in op.dims if dim.label in op.gemm.n)
+    return narrow or any(op.size(label) % degree == 0 for label in sides)
+
+
+def expert_sizes(graph: Graph, devices: int) -> tuple[int, ...]:
+    """Expert-parallel sizes: divisors of every expert count, or of the devices for large tables."""
+    counts = {
+        op.size(op.experts) for block in graph.blocks.values() for op in block.ops if op.experts is not None
+    }
+    if counts:
+        common = math.gcd(*counts)
+        return tuple(n for n in range(1, common + 1) if common % n == 0 and devices % n == 0)
+    if graph.table_fqns:
+        return tuple(n for n in range(1, devices + 1) if devices % n == 0)
+    return (1,)
+
+
+# --------------------------------------------------------------------------- the plan
+
+
+def _plan(
+    graph: Graph, topology: Topology, job: Job, found: Outcome, *, source: str, framework: Framework
+) -> Plan:
+    best = found.best
+    candidate = best.candidate
+    splits = best.intra.splits
+    assert isinstance(splits, Splits)
+    return Plan(
+        tpplan_version=metadata.version("tpplan"),
+        model=_model_info(graph, job, source),
+        cluster=_cluster_info(topology),
+        job=job,
+        mesh=candidate.mesh,
+        zero_stage=candidate.zero_stage,
+        micro_batch=candidate.micro_batch,
+        num_microbatches=candidate.microbatches,
+        schedule=candidate.schedule,
+        virtual_stages=candidate.virtual_stages,
+        sequence_parallel=best.intra.sequence_parallel,
+        recompute=best.recompute,
+        stages=best.stages,
+        splits=splits_in_words(graph, splits),
+        parameters=parameter_placements(graph, splits),
+        modules=module_layouts(graph, splits),
+        communications=best.communications,
+        predicted=best.prediction,
+        search=found.summary,
+        reasons=(*_size_reasons(graph, topology, splits), *found.reasons),
+        alternatives=found.alternatives,
+        warnings=(*_warnings(graph), *found.warnings),
+    )
+
+
+def _model_info(graph: Graph, job: Job, source: str) -> ModelInfo:
+    flops = sum(
+        factor * math.prod(op.size(label) for label in labels)
+        for name in graph.chain
+        for op in graph.blocks[name].ops
+        for factor, labels in op.flops
+    )
+    return ModelInfo(
+        name=graph.name,
+        source=source,
+        graph_hash=graph.content_hash,
+        parameters=graph.parameters,
+        trainable_parameters=graph.trainable_parameters,
+        layers=sum(graph.blocks[name].repeated for name in graph.chain),
+        tokens_per_sample=job.seq_len,
+        forward_flops_per_sample=flops / graph.batch,
+    )
+
+
+def _cluster_info(topology: Topology) -> ClusterInfo:
+    return ClusterInfo(
+        topology=topology.name,
+        topology_hash=topology_hash(topology),
+        device=topology.device.name,
+        devices=topology.devices,
+        nodes=topology.nodes,
+        devices_per_node=topology.devices_per_node,
+        device_memory_bytes=topology.device.memory_bytes,
+        price_per_device_hour=topology.usd_per_device_hour,
+        links=tuple(
+            Link(level=level.name, size=level.size, kind=level.kind, bytes_per_s=level.bytes_per_s)
+            for level in topology.levels
+        ),
+    )
+
+
+def _size_reasons(graph: Graph, topology: Topology, splits: Splits) -> list[str]:
+    """Parameters that no single device could hold, and along which dim they are split."""
+    reasons = []
+    limit = topology.device.memory_bytes
+    for placement in parameter_placements(graph, splits):
+        value = next(v for b in graph.blocks.values() for v in b.parameters if (v.fqn or v.name) == placement.fqn)
+        if value.bytes <= limit:
+            continue
+        cuts = [
+            f"{text[2 : text.index(')')]} over {axis}={degree}"
+            for (axis, text), degree in zip(placement.placements, _degrees(splits, placement.placements), strict=True)
+            if text.startswith("S(")
+        ]
+        where = " and ".join(cuts) or "by ZeRO sharding only"
+        reasons.append(
+            f"{placement.fqn} is {value.bytes / GIB:.1f} GiB, more than one {topology.device.name} holds "
+            f"({limit / GIB:.1f} GiB): it is split along {where}"
+        )
+    return reasons
+
+
+def _degrees(splits: Splits, placements: tuple[tuple[str, str], ...]) -> list[int]:
+    sizes = {"ep": splits.ep.degree, "tp": splits.tp.degree}
+    return [sizes[axis] for axis, _ in placements]
+
+
+def _warnings(graph: Graph) -> list[str]:
+    unknown = [
+        f"no sharding rule for {where}: planned whole on every rank of tp and priced by its memory traffic"
+        for where in graph.unknown
+    ]
+    return [*graph.warnings, *unknown]
