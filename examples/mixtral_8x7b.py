@@ -9,12 +9,13 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from llama import Attention, rotary
+from llama import Config as LlamaConfig
 from torch import nn
 
 
 @dataclass
-class Config:
-    """Dims of a Mixtral model."""
+class Config(LlamaConfig):
+    """Dims of a Mixtral model: Llama's, with experts."""
 
     layers: int = 32
     hidden: int = 4096

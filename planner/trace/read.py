@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.fx.node import map_arg
 
 from ..errors import TraceError
 from ..graph import Node, Ref, Value
@@ -76,7 +77,7 @@ def _inline(source: fx.GraphModule, graph: fx.Graph, made: dict[fx.Node, Any]) -
     """Copy a graph into another; `made` maps placeholders that are there already. Returns its outputs."""
     for node in source.graph.nodes:
         if node.op == "output":
-            return fx.node.map_arg(node.args[0], made.__getitem__)
+            return map_arg(node.args[0], made.__getitem__)
         if node in made:
             continue
         if isinstance(node.target, torch._ops.HigherOrderOperator):

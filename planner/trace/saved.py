@@ -14,7 +14,7 @@ keeps a mask of bytes; RMSNorm keeps its input and one fp32 number a row.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -82,12 +82,6 @@ def with_saved_tensors(
     return nodes, recorder.warnings()
 
 
-@dataclass(frozen=True, slots=True)
-class _Packed:
-    node: str
-    tensor: torch.Tensor
-
-
 class _Recorder(torch.fx.Interpreter):
     """Runs an exported graph on fake CPU tensors and listens to what autograd keeps."""
 
@@ -100,14 +94,16 @@ class _Recorder(torch.fx.Interpreter):
         self.owner: dict[int, str] = {}
         """Storage address -> the value that created it. All tensors stay alive: no address is reused."""
         self.counted: set[int] = set()
-        self.packed: list[_Packed] = []
+        self.packed: list[torch.Tensor] = []
+        """What the running node keeps."""
         self.alive: list[Any] = []
         self.failed: set[str] = set()
 
     def placeholders(self) -> list[Any]:
         """Fake tensors for the graph's inputs; tied parameters share one."""
         shared: dict[int, torch.Tensor] = {}
-        return [self._placeholder(node, shared) for node in self.graph.find_nodes(op="placeholder")]
+        nodes = self.program.module.graph.find_nodes(op="placeholder")
+        return [self._placeholder(node, shared) for node in nodes]
 
     def _placeholder(self, node: torch.fx.Node, shared: dict[int, torch.Tensor]) -> Any:
         meta = node.meta.get("val")
@@ -116,7 +112,9 @@ class _Recorder(torch.fx.Interpreter):
         kind, _, held = self.program.held(node.name)
         if held is not None and id(held) in shared:
             return shared[id(held)]
-        tensor = _fake_like(meta, requires_grad=kind == "parameter" and held.requires_grad)
+        tensor = _fake_like(
+            meta, requires_grad=held is not None and kind == "parameter" and held.requires_grad
+        )
         if held is not None:
             shared[id(held)] = tensor
         if kind in ("parameter", "buffer"):
@@ -128,7 +126,7 @@ class _Recorder(torch.fx.Interpreter):
         """Run one node and note the storages that it creates and keeps."""
         if n.op != "call_function":
             return super().run_node(n)
-        with saved_tensors_hooks(lambda tensor: self._pack(n, tensor), lambda tensor: tensor):
+        with saved_tensors_hooks(self._pack, lambda tensor: tensor):
             try:
                 result = super().run_node(n)
             except Exception:
@@ -141,26 +139,26 @@ class _Recorder(torch.fx.Interpreter):
                 self.owner.setdefault(_address(tensor), name)
                 if tensor.requires_grad:
                     self.differentiable.add(n.name)
-        self._settle()
+        self._settle(n.name)
         return result
 
     def call_function(self, target: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Run an op on the CPU, as the kernel that an accelerator would use."""
         args, kwargs = pytree.tree_map(_on_cpu, (args, kwargs))
-        return KERNELS.get(target, target)(*args, **kwargs)
+        kernel: Callable = KERNELS.get(target) or target
+        return kernel(*args, **kwargs)
 
-    def _pack(self, node: torch.fx.Node, tensor: torch.Tensor) -> torch.Tensor:
-        self.packed.append(_Packed(node.name, tensor.detach()))
+    def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.packed.append(tensor.detach())
         return tensor
 
-    def _settle(self) -> None:
-        """Attribute what was packed, once the outputs of the node are known."""
-        for packed in self.packed:
-            address = _address(packed.tensor)
-            if address not in self.counted:
-                self.counted.add(address)
-                self.saved.setdefault(packed.node, []).append(self._describe(packed.tensor))
-                self.alive.append(packed.tensor)
+    def _settle(self, node: str) -> None:
+        """Attribute what was packed to the node, now that its outputs have their names."""
+        for tensor in self.packed:
+            if _address(tensor) not in self.counted:
+                self.counted.add(_address(tensor))
+                self.saved.setdefault(node, []).append(self._describe(tensor))
+                self.alive.append(tensor)
         self.packed.clear()
 
     def _describe(self, tensor: torch.Tensor) -> Saved:
@@ -179,7 +177,7 @@ class _Recorder(torch.fx.Interpreter):
         differentiable = any(tensor.requires_grad for tensor in inputs)
         if differentiable:
             self.failed.add(str(node.target))
-            self.packed += [_Packed(node.name, tensor.detach()) for tensor in inputs]
+            self.packed += [tensor.detach() for tensor in inputs]
 
         def make(leaf: Any) -> Any:
             grad = differentiable and isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
