@@ -293,7 +293,6 @@ def _request(
         pins,
         devices=topology.devices,
         global_batch=given.get("global_batch"),
-        seq_len=given.get("seq_len"),
         cluster=spec if nodes is None else f"{spec} with {nodes} nodes",
     )
     given["dtype"] = choose_dtype(given.get("dtype"), topology.device)

@@ -28,6 +28,8 @@ LATER_OBJECTIVES = ("latency", "memory", "cost")
 DTYPES = ("bf16", "fp16", "fp32")
 """Data types of parameters and activations, the preferred first."""
 ZERO_STAGES = (0, 1, 2, 3)
+LATER_AXES = ("cp",)
+"""Mesh axes whose collectives are not priced yet: they cannot be larger than one."""
 WORD_PINS = {"recompute": tuple(map(str, Recompute)), "schedule": tuple(map(str, Schedule))}
 """Pins whose values are words, and which."""
 PIN_KEYS = (*AXES, "zero", "micro_batch", "recompute", "schedule", "virtual_stages")
@@ -178,7 +180,6 @@ def check_pins(
     *,
     devices: int,
     global_batch: int | None = None,
-    seq_len: int | None = None,
     layers: int | None = None,
     cluster: str = "the cluster",
 ) -> Pins:
@@ -195,11 +196,6 @@ def check_pins(
         checked = {"cp": 1, "ep": 1, **checked}
     if layers is not None and sizes.get("pp", 1) > (most := max(1, layers)):
         raise OptionError(f"pp={sizes['pp']}: the model has {layers} layers to pipeline; at most pp={most}")
-    if seq_len is not None and seq_len % sizes.get("cp", 1):
-        raise OptionError(
-            f"cp={sizes['cp']} does not divide sequence length {seq_len}; "
-            f"cp={_nearest_divisor(sizes['cp'], seq_len)} would"
-        )
     if global_batch is not None:
         _check_batch(sizes, micro_batch=int(checked.get("micro_batch", 1)), global_batch=global_batch)
     return {key: checked[key] for key in PIN_KEYS if key in checked}
@@ -227,6 +223,8 @@ def _pin_value(key: str, value: object) -> int | str:
             raise OptionError(f"zero={value}: allowed: {', '.join(map(str, ZERO_STAGES))}")
     elif not _is_int(number) or number < 1:  # type: ignore[operator]
         raise OptionError(f"{key}={value}: expected a whole number, at least 1")
+    elif key in LATER_AXES and number > 1:  # type: ignore[operator]
+        raise OptionError(f"{key}={value} is not available in this version; available: {key}=1")
     return number  # type: ignore[return-value]
 
 
@@ -285,8 +283,9 @@ def _check_batch(sizes: Mapping[str, int], *, micro_batch: int, global_batch: in
         return
     below, above = global_batch // unit * unit, math.ceil(global_batch / unit) * unit
     nearest = f"{below} or {above}" if below else f"{above}"
-    words = " x ".join(f"{key}={size}" for key, size in parts.items() if size > 1)
-    raise OptionError(f"global batch {global_batch} does not divide by {words} = {unit}; {nearest} would")
+    factors = [f"{key}={size}" for key, size in parts.items() if size > 1]
+    words = " x ".join(factors) + (f" = {unit}" if len(factors) > 1 else "")
+    raise OptionError(f"global batch {global_batch} does not divide by {words}; {nearest} would")
 
 
 def _nearest_divisor(size: int, number: int) -> int:
