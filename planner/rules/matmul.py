@@ -8,6 +8,7 @@ gradient.
 from __future__ import annotations
 
 import string
+from typing import Any
 
 from ..graph import Value
 from .registry import rule
@@ -18,7 +19,7 @@ def _axes(labels: list[str], shape: tuple[int, ...]) -> tuple[Axis, ...]:
     return tuple((label,) if size > 1 else () for label, size in zip(labels, shape, strict=True))
 
 
-def _product(m: list[str], n: list[str], k: list[str], batch: list[str]) -> dict[str, object]:
+def _product(m: list[str], n: list[str], k: list[str], batch: list[str]) -> dict[str, Any]:
     present = tuple(m), tuple(n), tuple(k), tuple(batch)
     return {
         "family": "gemm",
@@ -28,7 +29,7 @@ def _product(m: list[str], n: list[str], k: list[str], batch: list[str]) -> dict
     }
 
 
-def _real(labels: list[str], *sized: tuple[tuple[Axis, ...], ...]) -> list[str]:
+def _real(labels: list[str], *sized: tuple[Axis, ...]) -> list[str]:
     """The labels that occur on some axis (axes of size one have none)."""
     present = {label for axes in sized for axis in axes for label in axis}
     return [label for label in labels if label in present]
