@@ -139,8 +139,8 @@ def _inputs(model: Any, batch: int, seq_len: int) -> dict[str, torch.Tensor]:
         tokens = torch.zeros(batch, seq_len, dtype=torch.long)
         inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
     elif main == "pixel_values":
-        sizes = _pair(config.image_size)
-        inputs = {"pixel_values": torch.zeros(batch, config.num_channels, *sizes)}
+        vision = getattr(config, "vision_config", config)
+        inputs = {"pixel_values": torch.zeros(batch, vision.num_channels, *_pair(vision.image_size))}
     elif main == "input_features":
         inputs = {"input_features": torch.zeros(batch, config.num_mel_bins, AUDIO_FRAMES)}
     else:
