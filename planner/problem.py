@@ -7,6 +7,7 @@ is the answer, from which a `Plan` is written.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -73,14 +74,19 @@ class SearchProblem:
     order: tuple[str, ...] = DEFAULT_ORDER
 
     @property
+    def counts(self) -> dict[str, int]:
+        """How many blocks of each class, in order of first appearance."""
+        return dict(Counter(self.chain))
+
+    @property
     def layers(self) -> int:
         """Number of repeated layers."""
-        return sum(name in self.layer_classes for name in self.chain)
+        return sum(n for name, n in self.counts.items() if name in self.layer_classes)
 
     @property
     def forward_flops_per_sample(self) -> float:
         """Forward FLOPs of the whole model for one sample."""
-        return sum(self.blocks[name].forward_flops_per_sample for name in self.chain)
+        return sum(n * self.blocks[name].forward_flops_per_sample for name, n in self.counts.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +116,9 @@ class Candidate:
         return (m.pp, m.tp, m.ep, m.cp, self.virtual_stages, self.zero_stage, self.micro_batch)
 
     def __str__(self) -> str:
-        return f"{self.mesh}, ZeRO-{self.zero_stage}, microbatch {self.micro_batch}, {self.schedule}"
+        stages = f", {self.virtual_stages} virtual stages" if self.virtual_stages > 1 else ""
+        schedule = "" if self.schedule == SCHEDULE_NONE else f", {self.schedule}{stages}"
+        return f"{self.mesh}, ZeRO-{self.zero_stage}, microbatch {self.micro_batch}{schedule}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

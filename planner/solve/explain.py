@@ -80,6 +80,12 @@ def needed_bytes(costed: Costed) -> float:
     return capacity * framework.allocator_reserve[1] + framework.context_bytes
 
 
+def enlarged_to_fit(costed: Costed) -> tuple[float, Priced]:
+    """(device memory that is just enough, the plan on devices that have it)."""
+    enough = replace(costed.stage_problem, capacity_bytes=least_capacity_bytes(costed.stage_problem))
+    return needed_bytes(costed), price(costed, shortest(enough), bound=0.0)
+
+
 def why_it_does_not_fit(needed: float, available: float) -> str:
     """How much memory is missing."""
     return f"needs {gib(needed)} per device, {gib(needed - available)} more than the device has"
@@ -99,8 +105,8 @@ def _reasons(problem: SearchProblem, best: Priced) -> Iterator[str]:
     sparse = sum(problem.blocks[n].sparse_numel * problem.blocks[n].element_bytes for n in problem.chain)
     if mesh.ep > 1:
         yield (
-            f"ep={mesh.ep} splits {gib(sparse)} of sparse parameters (experts or embedding tables)"
-            f"{', more than a device holds' if sparse > memory else ''}; dense layers use it as data parallelism."
+            f"ep={mesh.ep} splits {gib(sparse)} of sparse parameters (experts, tables)"
+            f"{', more than a device holds' if sparse > memory else ''}; dense ones are replicated over it."
         )
     if mesh.tp > 1:
         level = topology.levels[topology.span(size=mesh.tp, stride=mesh.stride("tp")).outermost]
@@ -112,7 +118,10 @@ def _reasons(problem: SearchProblem, best: Priced) -> Iterator[str]:
     if mesh.pp > 1:
         bubble = best.prediction.bubble_fraction
         virtual = f", {c.virtual_stages} virtual stages each" if c.virtual_stages > 1 else ""
-        yield f"pp={mesh.pp} cuts the chain into {mesh.pp} stages{virtual}; {c.microbatches} microbatches leave a bubble of {bubble:.1%}."
+        yield (
+            f"pp={mesh.pp} cuts the chain into {mesh.pp} stages{virtual}; "
+            f"{c.microbatches} microbatches leave a bubble of {bubble:.1%}."
+        )
     replicas = mesh.dp * mesh.cp * mesh.ep
     if replicas > 1:
         what = {
@@ -127,7 +136,10 @@ def _reasons(problem: SearchProblem, best: Priced) -> Iterator[str]:
         yield f"Nothing is recomputed: the fullest device needs {gib(peak)} of {gib(memory)}."
     else:
         blocks = sum(n for s in best.stages for _, n, mode in s.blocks if mode != str(Recompute.NONE))
-        yield f"{blocks} of {len(problem.chain)} blocks are recomputed so that the fullest device needs {gib(peak)} of {gib(memory)}."
+        yield (
+            f"{blocks} of {len(problem.chain)} blocks are recomputed so that the fullest device needs "
+            f"{gib(peak)} of {gib(memory)}."
+        )
 
 
 # --------------------------------------------------------------------------- nothing fits
@@ -235,7 +247,8 @@ def _nearest_fix(problem: SearchProblem, pricing: Pricing, pins: Pins) -> str:
 
 def _fit_in_words(fit: Priced) -> str:
     peak, has = fit.prediction.peak_memory_bytes, fit.prediction.device_memory_bytes
-    return f"{fit.candidate} with {fit.recompute} recomputation then needs {gib(peak)} of {gib(has)}"
+    how = "without" if fit.recompute == str(Recompute.NONE) else f"with {fit.recompute}"
+    return f"{fit.candidate} {how} recomputation then needs {gib(peak)} of {gib(has)}"
 
 
 def _first_fit(problem: SearchProblem, pricing: Pricing) -> Priced | None:

@@ -13,7 +13,7 @@ poses the same stage problem before any intra-op solution exists, from what no s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -43,10 +43,10 @@ from ..estimate.step import (
 from ..layout import Collective
 from ..mesh import Mesh
 from ..plan import Prediction, Stage, TimePart
-from ..problem import Candidate, Priced, Pricing, SearchProblem
+from ..problem import BlockFacts, Candidate, Priced, Pricing, SearchProblem
 from ..schedule import in_flight
 from ..topology import Device, GroupSpan
-from .stages import BlockClass, Modes, StagePlan, StageProblem, bound_s
+from .stages import BlockClass, Modes, StagePlan, StageProblem, bound_s, cheapest_s, rank_seconds
 
 INTERVAL = {Origin.MEASURED: (0.05, 0.05), Origin.INTERPOLATED: (0.05, 0.15), Origin.MODELLED: (0.05, 0.29)}
 """How far below and above the prediction a measured step may lie, as shares of the prediction.
@@ -130,7 +130,7 @@ class Costed:
     def _block_class(self, name: str) -> BlockClass:
         cost, time, states = self.intra.blocks[name], self.times[name], self.states[name]
         modes = list(cost.saved_bytes)
-        if self.recompute in modes:
+        if self.recompute is not None and self.recompute in modes:
             modes = [self.recompute]
         return BlockClass(
             seconds={mode: time.forward_s + time.backward_s(mode) for mode in modes},
@@ -141,47 +141,84 @@ class Costed:
 
     @cached_property
     def once_bound_s(self) -> float:
-        """Once-per-step seconds of the stage that does most, at least: an average one, a crowded one."""
-        pp = self.candidate.mesh.pp
-        everything = [g for name in self.problem.chain for g in self.intra.blocks[name].parameters]
-        bounds = [self._once_at_best(merged(everything, 1 / pp), whole=pp == 1)]
-        for name in self.problem.layer_classes if pp > 1 else ():
-            crowd = -(-self.problem.chain.count(name) // pp)
-            bounds.append(self._once_at_best(merged(self.intra.blocks[name].parameters, crowd), whole=False))
-        return max(bounds) + self.problem.framework.step_overhead_s
+        """Once-per-step seconds of the stage that does most, however much computation may hide them."""
+        return self.once_at_least_s(math.inf)
 
-    def _once_at_best(self, groups: Sequence[ParameterGroup], *, whole: bool) -> float:
-        """With all the computation there is to hide behind (`whole`: the entire model's)."""
-        forward_s = backward_s = math.inf
-        if whole:
-            forward_s = sum(self.times[name].forward_s for name in self.problem.chain)
-            backward_s = sum(
-                max(map(self.times[name].backward_s, self.times[name].backward))
-                for name in self.problem.chain
+    def once_at_least_s(self, slowest_s: float) -> float:
+        """The same when no stage takes longer than `slowest_s`: an average stage, or a crowded one."""
+        pp, counts = self.candidate.mesh.pp, self.problem.counts
+        forwards = {name: self.times[name].forward_s for name in counts}
+        backwards = {name: max(map(t.backward_s, t.backward)) for name, t in self.times.items()}
+        if pp == 1:
+            hides = {
+                "forward_s": sum(n * forwards[name] for name, n in counts.items()),
+                "backward_s": sum(n * backwards[name] for name, n in counts.items()),
+            }
+        else:
+            busy = [name for name in counts if forwards[name] + backwards[name] > 0]
+            least = {name: min(map(self.times[name].backward_s, self.times[name].backward)) for name in busy}
+            share_f = max((forwards[n] / (forwards[n] + least[n]) for n in busy), default=1.0)
+            share_b = max((backwards[n] / (forwards[n] + backwards[n]) for n in busy), default=1.0)
+            hides = {"forward_s": share_f * slowest_s, "backward_s": share_b * slowest_s}
+        held = [{name: n / pp for name, n in counts.items()}]
+        held += [{name: -(-counts[name] // pp)} for name in sorted(self.problem.layer_classes)]
+        onces = [
+            once_per_step(
+                self.parameters(some), self.setting, blocks=len(self.problem.chain), **hides
+            ).seconds
+            for some in held[: None if pp > 1 else 1]
+        ]
+        return max(onces) + self.problem.framework.step_overhead_s
+
+    def step_bound_s(self, plan: StagePlan) -> float:
+        """Lower bound of the step under any stages, splits and modes, given the best stages' `plan`.
+
+        Stages slower than `most` would hide more of the gradient sync, but then cost the pipeline
+        (m - 1/v) times what they can hide at best.
+        """
+        problem, intra = self.stage_problem, self.intra
+        share = 1 / problem.virtual_stages
+        weight = problem.microbatches - share
+        most = math.inf
+        if weight >= 1:
+            busy = [rank_seconds(problem, modes) for modes in plan.ranks]
+            spared = sum(busy) - cheapest_s(problem) - problem.stages * problem.stage_s
+            most = max(busy) + share * max(spared, 0.0) / weight
+        ratio = min(1.0, intra.bound_s / intra.objective_s) if intra.objective_s > 0 else 1.0
+        return plan.bound_s * ratio + self.once_at_least_s(most)
+
+    def parameters(self, counts: Mapping[str, float]) -> list[ParameterGroup]:
+        """All parameter groups of `counts` blocks of each class, alike ones added up."""
+        sums: dict[tuple, tuple[float, float]] = {}
+        for name, n in counts.items():
+            for g in self.intra.blocks[name].parameters:
+                key = (g.element_bytes, g.sparse, g.trainable, g.replicated_over_tp)
+                numel, tensors = sums.get(key, (0.0, 0.0))
+                sums[key] = (numel + n * g.numel, tensors + n * g.tensors)
+        return [
+            ParameterGroup(
+                numel=numel,
+                element_bytes=element_bytes,
+                sparse=sparse,
+                trainable=trainable,
+                tensors=max(1, math.floor(tensors)),
+                replicated_over_tp=over_tp,
             )
-        blocks = len(self.problem.chain)
-        once = once_per_step(groups, self.setting, blocks=blocks, forward_s=forward_s, backward_s=backward_s)
-        return once.seconds
+            for (element_bytes, sparse, trainable, over_tp), (numel, tensors) in sums.items()
+        ]
+
+    def under(self, candidate: Candidate) -> Costed:
+        """The same mesh, microbatch and ZeRO stage under another schedule: nothing is priced again."""
+        other = replace(self, setting=replace(self.setting, candidate=candidate))
+        for name in ("times", "states", "prefetch_bytes", "handover", "once_bound_s"):
+            other.__dict__[name] = getattr(self, name)
+        return other
 
     @cached_property
     def bound_s(self) -> float:
         """No stages and modes make the step faster; infinite when it is plain that nothing fits."""
         pipeline = bound_s(self.stage_problem)
         return pipeline if math.isinf(pipeline) else pipeline + self.once_bound_s
-
-
-def merged(groups: Sequence[ParameterGroup], share: float) -> list[ParameterGroup]:
-    """`share` of all groups, alike ones added up."""
-    sums: dict[tuple, ParameterGroup] = {}
-    for g in groups:
-        key = (g.element_bytes, g.sparse, g.trainable, g.replicated_over_tp)
-        old = sums.get(key)
-        numel, tensors = (old.numel + g.numel, old.tensors + g.tensors) if old else (g.numel, g.tensors)
-        sums[key] = replace(g, numel=numel, tensors=tensors)
-    return [
-        replace(g, numel=g.numel * share, tensors=max(1, math.floor(g.tensors * share)))
-        for g in sums.values()
-    ]
 
 
 def microbatches_in_flight(candidate: Candidate) -> tuple[float, ...]:
@@ -212,6 +249,26 @@ def dealt_chain(problem: SearchProblem, pp: int, v: int) -> tuple[tuple[str, ...
 
 
 # --------------------------------------------------------------------------- before any intra-op solution
+
+
+def roofline(problem: SearchProblem) -> Callable[[Candidate], float]:
+    """A function candidate -> step time of the FLOPs alone, bubble included: the cheapest bound."""
+    device_s = 1 / best_flops_per_s(problem.topology.device, problem.job.dtype)
+    seconds = {
+        name: facts.forward_flops_per_sample * device_s * (1 + BACKWARD_OVER_FORWARD * facts.trainable_share)
+        for name, facts in problem.blocks.items()
+    }
+    counts = problem.counts
+    total = sum(n * seconds[name] for name, n in counts.items())
+
+    def bound(candidate: Candidate) -> float:
+        mesh, share = candidate.mesh, 1 / candidate.virtual_stages
+        per_sample = candidate.micro_batch / (mesh.tp * mesh.cp)
+        crowded = max(-(-n // mesh.pp) * seconds[name] for name, n in counts.items())
+        slowest = max(total / mesh.pp, crowded)
+        return per_sample * ((candidate.microbatches - share) * slowest + share * total)
+
+    return bound
 
 
 def best_flops_per_s(device: Device, dtype: str) -> float:
@@ -246,7 +303,7 @@ def idealised(problem: SearchProblem, candidate: Candidate) -> IntraSolution:
     return IntraSolution(blocks=blocks, sequence_parallel=True, objective_s=0.0, bound_s=0.0, optimal=False)
 
 
-def _ideal_parameters(facts, mesh: Mesh) -> tuple[ParameterGroup, ...]:
+def _ideal_parameters(facts: BlockFacts, mesh: Mesh) -> tuple[ParameterGroup, ...]:
     groups = []
     for sparse, numel in (
         (False, facts.dense_numel / mesh.tp),
@@ -344,9 +401,11 @@ def chunk_layers(layers: Sequence[int], virtual_stages: int) -> list[tuple[int, 
 
 def _once(costed: Costed, plan: StagePlan, rank: int) -> OncePerStep:
     modes = plan.ranks[rank]
-    groups = [g for name, n, _ in modes for g in costed.intra.blocks[name].parameters for _ in range(n)]
+    counts: dict[str, int] = {}
+    for name, n, _ in modes:
+        counts[name] = counts.get(name, 0) + n
     return once_per_step(
-        merged(groups, 1),
+        costed.parameters(counts),
         costed.setting,
         blocks=sum(n for _, n, _ in modes),
         forward_s=sum(n * costed.times[name].forward_s for name, n, _ in modes),

@@ -3,11 +3,12 @@
 In: a `SearchProblem`, the cost models (`Pricing`), the user's pins. Out: an `Outcome`, or
 `Infeasible` with the nearest change that would fit.
 
-Every candidate waits in a queue under a lower bound of its step time that tightens in three steps:
+Every candidate waits in a queue under a lower bound of its step time that tightens in four steps:
 
-    1. idealised costs (`price.idealised`): no intra-op solution is needed
-    2. the costs of an intra-op solution, whose bound ignores how layers divide (`stages.bound_s`)
-    3. exact stages and modes (`stages.shortest`); the winner's are solved again as an ILP
+    1. FLOPs alone, bubble included (`price.roofline`)
+    2. idealised costs and memory (`price.idealised`): still without an intra-op solution
+    3. the costs of an intra-op solution, with fractions of blocks for stages (`stages.bound_s`)
+    4. exact stages and modes (`stages.shortest`); the winner's are solved again as an ILP
 
 The candidate with the least bound is taken up first. When the least bound left is no better than
 the best plan found, nothing unexplored can win: the certificate's lower bound is the least of what
@@ -31,23 +32,20 @@ from ..cost import IntraSolution, Recompute
 from ..estimate.step import Setting, spans
 from ..plan import Alternative, SearchSummary
 from ..problem import Candidate, Outcome, Pins, Priced, Pricing, SearchProblem, SearchProgress, SearchResult
-from .explain import infeasible, needed_bytes, reasons, why_it_does_not_fit, why_it_lost
-from .price import Costed, idealised, memoised, price
+from .explain import enlarged_to_fit, infeasible, reasons, why_it_does_not_fit, why_it_lost
+from .price import Costed, idealised, memoised, price, roofline
 from .solver import Status
-from .space import EXPERTS, Expert, candidates
-from .stages import StagePlan, shortest, solve_stages
+from .space import EXPERTS, candidates
+from .stages import shortest, solve_stages
 
 TOP = 5
 """Runners-up of distinct meshes that are reported, expert plans aside."""
-EXPERT_TRIES = 4
-"""Members of an expert plan's family that are priced, the most promising first, until one fits."""
+FAMILY_TRIES = 3
+"""New prices spent on an expert plan's family or on another mesh, the most promising members first."""
 ILP_GAP = 1e-4
 """The winner's stages are proven to 0.01%: far below any model error, and it ends ties between equals."""
 MICROBATCH_SLACK = 0.05
 """How much slower per sample a larger microbatch may be before the assumption above would mislead."""
-
-RUNNER_UP_TRIES = 3
-"""Candidates tried for every runner-up wanted."""
 
 Progress = Callable[[SearchProgress], None]
 
@@ -83,6 +81,8 @@ class _Entry:
     bound_s: float
     key: tuple
     candidate: Candidate = field(compare=False)
+    ideal: bool = field(compare=False, default=False)
+    """Whether the bound already comes from idealised costs."""
     costed: Costed | None = field(compare=False, default=None)
 
 
@@ -113,10 +113,13 @@ class _Run:
         self.proven_s = math.inf
         self.queue: list[_Entry] = []
         self.memory_short: list[Candidate] = []
+        self.ideal: dict[tuple, Costed] = {}
+        self.real: dict[tuple, Costed] = {}
+        bound = roofline(problem)
         for candidate in candidates(problem, pins):
-            self._push_ideal(candidate)
-        self.considered = len(self.queue) + len(self.memory_short)
-        self.ideal = sorted(self.queue)
+            self.queue.append(_Entry(bound(candidate), _queue_key(candidate), candidate))
+        self.queue.sort()
+        self.entries = tuple(self.queue)
 
     # ----------------------------------------------------------------- bounds
 
@@ -131,13 +134,12 @@ class _Run:
         )
         return Costed(problem=self.problem, setting=setting, intra=intra, recompute=self.recompute)
 
-    def _push_ideal(self, candidate: Candidate) -> None:
-        bound = self._costed(candidate, idealised(self.problem, candidate)).bound_s
-        if math.isinf(bound):
-            self.pruned["memory: parameters, states and checkpoints alone do not fit"] += 1
-            self.memory_short.append(candidate)
-            return
-        heappush(self.queue, _Entry(bound, _queue_key(candidate), candidate))
+    def ideal_bound_s(self, candidate: Candidate) -> float:
+        """Step 2 of the bounds; infinite when not even an ideal split fits."""
+        key = (candidate.mesh, candidate.micro_batch, candidate.zero_stage)
+        if key not in self.ideal:
+            self.ideal[key] = self._costed(candidate, idealised(self.problem, candidate))
+        return self.ideal[key].under(candidate).bound_s
 
     def solutions(self, candidate: Candidate) -> tuple[IntraSolution, ...]:
         """The intra-op frontier, asked once per tp, ep, cp, where their groups lie, and microbatch."""
@@ -175,7 +177,7 @@ class _Run:
                 self.proven_s = min(self.proven_s, entry.bound_s)
                 heappush(self.queue, entry)
                 return
-            if time.monotonic() > self.deadline:
+            if self.best is not None and time.monotonic() > self.deadline:
                 self.complete = False
                 self.proven_s = min(self.proven_s, entry.bound_s)
                 heappush(self.queue, entry)
@@ -184,30 +186,41 @@ class _Run:
             self._report(entry)
 
     def _advance(self, entry: _Entry) -> None:
-        if entry.costed is None:
-            if entry.candidate in self.priced:  # as an expert plan
-                return
-            floor = self.floor_s(entry.candidate)
-            if floor > entry.bound_s:
-                heappush(self.queue, replace(entry, bound_s=floor))
-                return
-            self._push_costed(entry.candidate)
+        """Tighten one entry's bound, or price it."""
+        candidate = entry.candidate
+        if entry.costed is not None:
+            self.price(entry.costed)
+        elif candidate in self.priced:  # as an expert plan
             return
-        self.price(entry.costed)
+        elif entry.ideal:
+            self._push_costed(candidate)
+        else:
+            bound = max(entry.bound_s, self.ideal_bound_s(candidate), self.floor_s(candidate))
+            if math.isinf(bound):
+                self.pruned["memory: parameters, states and checkpoints alone do not fit"] += 1
+                self.memory_short.append(candidate)
+            else:
+                heappush(self.queue, replace(entry, bound_s=bound, ideal=True))
 
     def _push_costed(self, candidate: Candidate) -> None:
         solutions = self.solutions(candidate)
         if not solutions:
             self.pruned["divisibility: the model cannot be split this way"] += 1
         for index, solution in enumerate(solutions):
-            costed = self._costed(candidate, solution)
+            costed = self._costed_like(candidate, solution)
             if math.isinf(costed.bound_s):
                 self.pruned["memory: does not fit even with full recomputation"] += 1
                 self.memory_short.append(candidate)
             else:
-                heappush(
-                    self.queue, _Entry(costed.bound_s, (*_queue_key(candidate), index), candidate, costed)
-                )
+                key = (*_queue_key(candidate), index)
+                heappush(self.queue, _Entry(costed.bound_s, key, candidate, costed=costed))
+
+    def _costed_like(self, candidate: Candidate, solution: IntraSolution) -> Costed:
+        """Costs under a solution, shared by the schedules of one mesh, microbatch and ZeRO stage."""
+        key = (candidate.mesh, candidate.micro_batch, candidate.zero_stage, id(solution))
+        if key not in self.real:
+            self.real[key] = self._costed(candidate, solution)
+        return self.real[key].under(candidate)
 
     def price(self, costed: Costed) -> Priced | None:
         """Exact stages and modes; the incumbent changes when they are faster."""
@@ -217,7 +230,7 @@ class _Run:
             self.memory_short.append(costed.candidate)
             self.priced.setdefault(costed.candidate, None)
             return None
-        priced = price(costed, plan, bound=_step_bound_s(costed, plan))
+        priced = price(costed, plan, bound=costed.step_bound_s(plan))
         self.proven_s = min(self.proven_s, priced.bound_s)
         old = self.priced.get(costed.candidate)
         if old is None or _rank(priced) < _rank(old):
@@ -231,7 +244,7 @@ class _Run:
         if candidate not in self.priced:
             self.priced[candidate] = None
             for solution in self.solutions(candidate):
-                costed = self._costed(candidate, solution)
+                costed = self._costed_like(candidate, solution)
                 if not math.isinf(costed.bound_s):
                     self.price(costed)
         return self.priced[candidate]
@@ -240,7 +253,7 @@ class _Run:
         if self.progress is not None:
             self.progress(
                 SearchProgress(
-                    considered=self.considered,
+                    considered=len(self.entries),
                     pruned=sum(self.pruned.values()),
                     priced=len(self.priced),
                     incumbent_s=self.best.step_time_s if self.best else None,
@@ -251,48 +264,61 @@ class _Run:
 
     # ----------------------------------------------------------------- expert plans and runners-up
 
-    def _family(self, expert: Expert) -> list[_Entry]:
-        """An expert plan's members, the most promising first."""
-        return [entry for entry in self.ideal if expert.holds(entry.candidate, self.problem)]
+    def _family(self, holds: Callable[[Candidate], bool]) -> list[tuple[float, Candidate]]:
+        """(bound, candidate) of the members that may fit, the most promising first."""
+        members = [entry for entry in self.entries if holds(entry.candidate)]
+        bounds = [(max(e.bound_s, self.ideal_bound_s(e.candidate)), e.key, e.candidate) for e in members]
+        return [(bound, candidate) for bound, _, candidate in sorted(bounds)]
 
     def seed_experts(self) -> None:
         """Price the most promising member of every family, for an early incumbent."""
         for expert in EXPERTS:
-            for entry in self._family(expert)[:1]:
-                if time.monotonic() < self.deadline:
-                    self.price_candidate(entry.candidate)
+            for bound, candidate in self._family(lambda c, e=expert: e.holds(c, self.problem))[:1]:
+                if time.monotonic() < self.deadline and not math.isinf(bound):
+                    self.price_candidate(candidate)
 
     def compare_experts(self) -> dict[str, Candidate]:
         """By name, the best member found of every family, or its most promising one if none fits."""
         chosen = {}
         for expert in EXPERTS:
-            family = self._family(expert)
-            best: Priced | None = None
-            for entry in family[:EXPERT_TRIES]:
-                if time.monotonic() > self.deadline or (best and entry.bound_s >= best.step_time_s):
-                    break
-                found = self.price_candidate(entry.candidate)
-                if found and (best is None or _rank(found) < _rank(best)):
-                    best = found
-            known = [p for e in family if (p := self.priced.get(e.candidate))]
-            if known:
-                chosen[expert.name] = min(known, key=_rank).candidate
-            elif family:
-                chosen[expert.name] = family[0].candidate
+            family = self._family(lambda c, e=expert: e.holds(c, self.problem))
+            best = self._best_of(family)
+            if best is None and family:
+                leanest = min((c for _, c in family), key=lambda c: (c.micro_batch, c.key))
+                best = self.price_candidate(leanest)
+                chosen[expert.name] = leanest
+            if best is not None:
+                chosen[expert.name] = best.candidate
         return chosen
 
+    def _best_of(self, family: list[tuple[float, Candidate]]) -> Priced | None:
+        """The best member, proven unless `FAMILY_TRIES` new prices were not enough."""
+        known = [p for _, c in family if (p := self.priced.get(c))]
+        best = min(known, key=_rank, default=None)
+        tries = FAMILY_TRIES
+        for bound, candidate in family:
+            late = time.monotonic() > self.deadline
+            if not tries or late or math.isinf(bound) or (best and bound >= best.step_time_s):
+                break
+            if candidate in self.priced or (best and self.floor_s(candidate) >= best.step_time_s):
+                continue
+            tries -= 1
+            found = self.price_candidate(candidate)
+            if found and (best is None or _rank(found) < _rank(best)):
+                best = found
+        return best
+
     def price_runners_up(self, top: int) -> None:
-        """Go on in the order of bounds until `top` meshes besides the best have a price."""
+        """Find the best plan of the meshes that come next by price or by bound, until there are `top`."""
         assert self.best is not None
-        tries = RUNNER_UP_TRIES * top
-        while self.queue and tries and time.monotonic() < self.deadline:
-            if len({_sizes(p) for p in self.priced.values() if p}) > top:
+        done = {_sizes(self.best)}
+        order = [_sizes(p) for p in sorted((p for p in self.priced.values() if p), key=_rank)]
+        order += [_mesh_key(e.candidate) for e in sorted(self.queue)]
+        for sizes in dict.fromkeys(order):
+            if len(done) > top or time.monotonic() > self.deadline:
                 return
-            entry = heappop(self.queue)
-            seen = {_sizes(p) for p in self.priced.values() if p}
-            if _mesh_key(entry.candidate) not in seen:
-                tries -= 1
-                self.price_candidate(entry.candidate)
+            if sizes not in done and self._best_of(self._family(lambda c, s=sizes: _mesh_key(c) == s)):
+                done.add(sizes)
 
     # ----------------------------------------------------------------- the answer
 
@@ -301,7 +327,7 @@ class _Run:
         assert self.best is not None
         left_s = None if math.isinf(self.deadline) else max(0.1, self.deadline - time.monotonic())
         plan = solve_stages(self.best_costed.stage_problem, gap=ILP_GAP, time_limit_s=left_s, solver=solver)
-        self.best = price(self.best_costed, plan, bound=_step_bound_s(self.best_costed, plan))
+        self.best = price(self.best_costed, plan, bound=self.best_costed.step_bound_s(plan))
         self.priced[self.best.candidate] = self.best
         self.proven_s = min(self.proven_s, self.best.bound_s)
 
@@ -311,7 +337,7 @@ class _Run:
         assert best is not None
         lower = min(self.proven_s, best.step_time_s)
         summary = SearchSummary(
-            meshes_considered=self.considered,
+            meshes_considered=len(self.entries),
             meshes_pruned=sum(self.pruned.values()),
             pruned_by=tuple(sorted(self.pruned.items())),
             lower_bound_s=lower,
@@ -321,7 +347,7 @@ class _Run:
         )
         return Outcome(
             best=best,
-            alternatives=tuple(self._alternatives(best, top, experts)),
+            alternatives=tuple(sorted(self._alternatives(best, top, experts), key=lambda a: a.step_time_s)),
             summary=summary,
             reasons=reasons(self.problem, best),
         )
@@ -344,7 +370,7 @@ class _Run:
                 continue
             if priced := self.priced.get(candidate):
                 yield self._alternative(best, priced, called)
-            else:
+            elif self.solutions(candidate):
                 yield self._misfit(candidate, called)
 
     def _alternative(self, best: Priced, other: Priced, names: list[str] | None) -> Alternative:
@@ -361,33 +387,19 @@ class _Run:
         )
 
     def _misfit(self, candidate: Candidate, names: list[str]) -> Alternative:
-        """An expert plan that does not fit: how much it lacks at the least."""
-        solutions = self.solutions(candidate) or (idealised(self.problem, candidate),)
-        costed = self._costed(candidate, solutions[0])
-        needed = needed_bytes(costed)
-        return Alternative(
-            mesh=candidate.mesh,
-            zero_stage=candidate.zero_stage,
-            micro_batch=candidate.micro_batch,
-            num_microbatches=candidate.microbatches,
-            recompute=str(Recompute.FULL),
-            step_time_s=math.inf,
-            peak_memory_bytes=needed,
-            reason=why_it_does_not_fit(needed, self.problem.topology.device.memory_bytes),
-            seeded_as=", ".join(names),
+        """An expert plan that does not fit: what it would take, were the devices just large enough."""
+        memory = self.problem.topology.device.memory_bytes
+        solutions = self.solutions(candidate)
+        needed, enlarged = min(
+            (enlarged_to_fit(self._costed(candidate, s)) for s in solutions), key=lambda pair: pair[0]
         )
+        reason = why_it_does_not_fit(needed, memory)
+        return replace(self._alternative(enlarged, enlarged, names), reason=reason)
 
 
 def _samples_s(problem: SearchProblem, solution: IntraSolution) -> float:
     """Least seconds of one microbatch through the whole chain: compute alone."""
     return sum(solution.blocks[name].forward_s + solution.blocks[name].backward_s for name in problem.chain)
-
-
-def _step_bound_s(costed: Costed, plan: StagePlan) -> float:
-    """Lower bound of a step: the stages' and the intra-op solver's bounds, and what no stage avoids."""
-    intra = costed.intra
-    ratio = min(1.0, intra.bound_s / intra.objective_s) if intra.objective_s > 0 else 1.0
-    return plan.bound_s * ratio + costed.once_bound_s
 
 
 def _queue_key(candidate: Candidate) -> tuple:

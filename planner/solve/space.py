@@ -153,7 +153,9 @@ EXPERTS = (
     Expert(
         name="Megatron 3D",
         holds=lambda c, p: (
-            c.zero_stage <= 1 and c.mesh.pp > 1 and c.mesh.ep == c.mesh.cp == 1 and c.mesh.tp == _node_tp(p) > 1
+            c.zero_stage <= 1
+            and c.mesh.pp > 1 == c.mesh.ep == c.mesh.cp
+            and c.mesh.tp == _node_tp(p) > 1
         ),
     ),
     Expert(

@@ -424,6 +424,18 @@ def _read(intervals: Intervals, cuts: Sequence[int]) -> StagePlan:
     return StagePlan(status=Status.STOPPED, cuts=tuple(cuts), ranks=ranks, objective_s=objective)
 
 
+def rank_seconds(problem: StageProblem, modes: Modes) -> float:
+    """Seconds of one microbatch on a rank."""
+    return problem.stage_s + sum(n * problem.classes[name].seconds[mode] for name, n, mode in modes)
+
+
+def rank_bytes(problem: StageProblem, rank: int, modes: Modes) -> float:
+    """Bytes at the fullest moment of a rank."""
+    in_flight, classes = problem.in_flight[rank], problem.classes
+    stay = sum(n * (classes[c].static_bytes + in_flight * classes[c].saved_bytes[q]) for c, n, q in modes)
+    return stay + max(classes[c].transient_bytes[q] for c, _, q in modes)
+
+
 def _deal(blocks: Sequence[str], option: Option) -> Modes:
     """Give modes to blocks in order, the most recomputed first."""
     order = {Recompute.FULL: 0, Recompute.SELECTIVE: 1, Recompute.NONE: 2}
