@@ -145,30 +145,38 @@ class Costed:
         return self.once_at_least_s(math.inf)
 
     def once_at_least_s(self, slowest_s: float) -> float:
-        """The same when no stage takes longer than `slowest_s`: an average stage, or a crowded one."""
+        """The same when no stage takes longer than `slowest_s` for a microbatch.
+
+        Some stage holds an average share of everything, and some stage its share, rounded up, of
+        each layer class; the latter's own forward leaves the less for a backward to hide behind.
+        """
         pp, counts = self.candidate.mesh.pp, self.problem.counts
-        forwards = {name: self.times[name].forward_s for name in counts}
-        backwards = {name: max(map(t.backward_s, t.backward)) for name, t in self.times.items()}
+        forward = {name: self.times[name].forward_s for name in counts}
+        backward = {name: [t.backward_s(mode) for mode in t.backward] for name, t in self.times.items()}
+        onces = []
         if pp == 1:
-            hides = {
-                "forward_s": sum(n * forwards[name] for name, n in counts.items()),
-                "backward_s": sum(n * backwards[name] for name, n in counts.items()),
-            }
+            forward_s = sum(n * forward[name] for name, n in counts.items())
+            backward_s = sum(n * max(backward[name]) for name, n in counts.items())
+            onces.append(self._once_s(counts, forward_s, backward_s))
         else:
-            busy = [name for name in counts if forwards[name] + backwards[name] > 0]
-            least = {name: min(map(self.times[name].backward_s, self.times[name].backward)) for name in busy}
-            share_f = max((forwards[n] / (forwards[n] + least[n]) for n in busy), default=1.0)
-            share_b = max((backwards[n] / (forwards[n] + backwards[n]) for n in busy), default=1.0)
-            hides = {"forward_s": share_f * slowest_s, "backward_s": share_b * slowest_s}
-        held = [{name: n / pp for name, n in counts.items()}]
-        held += [{name: -(-counts[name] // pp)} for name in sorted(self.problem.layer_classes)]
-        onces = [
-            once_per_step(
-                self.parameters(some), self.setting, blocks=len(self.problem.chain), **hides
-            ).seconds
-            for some in held[: None if pp > 1 else 1]
-        ]
+            average = {name: n / pp for name, n in counts.items()}
+            onces.append(self._once_s(average, slowest_s, slowest_s))
+            for name in sorted(self.problem.layer_classes):
+                crowd = -(-counts[name] // pp)
+                forward_s = slowest_s - crowd * min(backward[name])
+                backward_s = slowest_s - crowd * forward[name]
+                onces.append(self._once_s({name: crowd}, forward_s, backward_s))
         return max(onces) + self.problem.framework.step_overhead_s
+
+    def _once_s(self, counts: Mapping[str, float], forward_s: float, backward_s: float) -> float:
+        once = once_per_step(
+            self.parameters(counts),
+            self.setting,
+            blocks=len(self.problem.chain),
+            forward_s=max(forward_s, 0.0),
+            backward_s=max(backward_s, 0.0),
+        )
+        return once.seconds
 
     def step_bound_s(self, plan: StagePlan) -> float:
         """Lower bound of the step under any stages, splits and modes, given the best stages' `plan`.
@@ -181,8 +189,8 @@ class Costed:
         weight = problem.microbatches - share
         most = math.inf
         if weight >= 1:
-            busy = [rank_seconds(problem, modes) for modes in plan.ranks]
-            spared = sum(busy) - cheapest_s(problem) - problem.stages * problem.stage_s
+            busy = [rank_seconds(problem, modes) - problem.stage_s for modes in plan.ranks]
+            spared = sum(busy) - cheapest_s(problem)
             most = max(busy) + share * max(spared, 0.0) / weight
         ratio = min(1.0, intra.bound_s / intra.objective_s) if intra.objective_s > 0 else 1.0
         return plan.bound_s * ratio + self.once_at_least_s(most)
