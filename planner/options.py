@@ -241,9 +241,10 @@ def _check_product(sizes: Mapping[str, int], *, devices: int, complete: bool, cl
         return
     plural = "" if product == 1 else "s"
     total = f"{_spell(sizes)} makes {product} device{plural}, {cluster} has {devices}"
-    fixes = list(_single_fixes(sizes, devices=devices, complete=complete))
+    movable = {axis: size for axis, size in sizes.items() if axis not in LATER_AXES}
+    fixes = list(_single_fixes(movable, devices=devices, complete=complete))
     if not fixes:
-        fixes = [_spell(_nearest_sizes(sizes, devices=devices, complete=complete))]
+        fixes = [_spell(_nearest_sizes(movable, devices=devices, complete=complete))]
     raise OptionError(f"{total}: {' or '.join(fixes)} would fit")
 
 

@@ -170,6 +170,7 @@ PRODUCTS = [
     ({"tp": 3, "pp": 5, "dp": 7}, "makes 105 devices, dgx has 64: tp=2,pp=4,dp=8 would fit"),
     ({"tp": 3}, "tp=3 makes 3 devices, dgx has 64: tp=4 would fit"),
     ({"tp": 128}, "tp=128 makes 128 devices, dgx has 64: tp=64 would fit"),
+    ({"pp": 1, "dp": 32, "cp": 1, "tp": 1}, "dgx has 64: pp=2 or dp=64 or tp=2 would fit"),
     ({"tp": 16, "pp": 8}, "tp=16,pp=8 makes 128 devices, dgx has 64: tp=8 or pp=4 would fit"),
 ]
 
