@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -35,6 +36,9 @@ DONE, FAILED, BAD_INPUT, INFEASIBLE, INTERRUPTED = 0, 1, 2, 3, 130
 
 COMPARE_LIMIT_S = 10.0
 """Longest search, seconds, for the plan that `estimate` compares yours with."""
+
+SHOW_CURSOR = b"\x1b[?25h\n"
+"""Terminal escape: progress hides the cursor while it runs."""
 
 ClickException = cast("type[Exception]", typer.BadParameter.__mro__[2])
 """Base of the errors raised for arguments that cannot be parsed; typer does not export it."""
@@ -464,6 +468,8 @@ def _leave(answer: Answer) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's) and return its exit code."""
+    if argv is None:
+        _leave_at_once_on_interrupt()
     arguments = sys.argv[1:] if argv is None else argv
     try:
         code = app(arguments, prog_name="tpplan", standalone_mode=False)
@@ -482,6 +488,18 @@ def main(argv: list[str] | None = None) -> int:
         return FAILED
     except Exception as error:
         return _bug(error, arguments)
+
+
+def _leave_at_once_on_interrupt() -> None:
+    """For a process of our own: a KeyboardInterrupt raised while torch loads would abort in C++."""
+
+    def leave(*_: object) -> None:
+        if sys.stderr.isatty():
+            os.write(2, SHOW_CURSOR)
+        os._exit(INTERRUPTED)
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, leave)
 
 
 def _usage_error(error: Any) -> int:

@@ -380,7 +380,8 @@ from tpplan import cli
 stand_in = types.ModuleType("tpplan.planner.suggest")
 stand_in.suggest = lambda *_, **__: (print("searching", flush=True), time.sleep(60))
 sys.modules["tpplan.planner.suggest"] = stand_in
-sys.exit(cli.main(["suggest", "model.py", "-t", "dgx-h100"]))
+sys.argv = ["tpplan", "suggest", "model.py", "-t", "dgx-h100"]
+sys.exit(cli.main())
 """
 
 
