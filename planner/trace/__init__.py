@@ -157,18 +157,25 @@ def _read_export(path: Path, *, training: bool) -> _Traced:
 
 
 def _read(name: str, program: Program, parameters: list[nn.Parameter], *, training: bool) -> _Traced:
-    values, nodes, output = read(program)
-    warnings: tuple[str, ...] = ()
+    graph = read(program)
     if training:
-        nodes, warnings = with_saved_tensors(program, values, nodes)
+        nodes, warnings = with_saved_tensors(program, graph.values, graph.nodes)
     else:
-        nodes = tuple(replace(node, differentiable=False) for node in nodes)
+        nodes, warnings = tuple(replace(node, differentiable=False) for node in graph.nodes), ()
+    unlinked = (node for node in nodes if node.name in graph.view_writes and node.differentiable)
     return _Traced(
         name=name,
-        values=values,
+        values=graph.values,
         nodes=nodes,
-        output=output,
+        output=graph.output,
         parameters=sum(p.numel() for p in parameters),
         trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
-        warnings=warnings,
+        warnings=(*warnings, *(_view_write_warning(node) for node in unlinked)),
+    )
+
+
+def _view_write_warning(node: Node) -> str:
+    place = node.source or node.module
+    return (
+        f"{node.target} at {place} writes into a part of a tensor: what later reads all of it is not linked"
     )

@@ -108,15 +108,31 @@ def _inline_region(source: fx.GraphModule, node: fx.Node, graph: fx.Graph, made:
 # -------------------------------------------------------------------------------------- reading
 
 
-def read(program: Program) -> tuple[dict[str, Value], tuple[Node, ...], str]:
-    """The values, the nodes and the output's name of a program."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """What a program's graph holds."""
+
+    values: dict[str, Value]
+    nodes: tuple[Node, ...]
+    output: str
+    view_writes: frozenset[str]
+    """Names of in-place ops on a view: readers of the viewed tensor are not linked to them."""
+
+
+def read(program: Program) -> Recorded:
+    """The values and nodes of a program, in order."""
     reader = _Reader(program)
     for node in program.module.graph.nodes:
         if node.op == "placeholder":
             reader.placeholder(node)
         elif node.op == "call_function":
             reader.call(node)
-    return reader.values, tuple(reader.nodes), reader.ours(program.output)
+    return Recorded(
+        values=reader.values,
+        nodes=tuple(reader.nodes),
+        output=reader.ours(program.output),
+        view_writes=frozenset(reader.view_writes),
+    )
 
 
 class _Reader:
@@ -128,6 +144,7 @@ class _Reader:
         self.nodes: list[Node] = []
         self.names: dict[str, str] = {}
         self.by_tensor: dict[int, str] = {}
+        self.view_writes: set[str] = set()
 
     def ours(self, name: str) -> str:
         """Our name for an exporter's name."""
@@ -195,6 +212,8 @@ class _Reader:
                 old = self.ours(value.name)
                 self.names |= {name: node.name for name, ours in self.names.items() if ours == old}
                 self.names[value.name] = node.name
+                if _is_view(value):
+                    self.view_writes.add(node.name)
 
     def _add(self, name: str, tensor: torch.Tensor, *, kind: str, **more: Any) -> None:
         if not all(isinstance(size, int) for size in tensor.shape):
@@ -218,6 +237,13 @@ class _Reader:
             f"op {target_name(node.target)} at {source_of(node) or 'an unknown line'} has an argument of "
             f"type {type(arg).__name__}"
         )
+
+
+def _is_view(node: fx.Node) -> bool:
+    """Whether a node's result is a view of its input."""
+    returns = getattr(getattr(node.target, "_schema", None), "returns", ())
+    aliases = [result.alias_info for result in returns]
+    return any(alias is not None and not alias.is_write for alias in aliases)
 
 
 def output_name(node: str, index: int, *, several: bool) -> str:

@@ -142,6 +142,23 @@ def test_in_place_ops_make_new_values():
     assert tuple(product.refs()) == add.outputs * 2
 
 
+def test_writing_into_a_part_of_a_tensor_is_warned_of():
+    class Parts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y, mask = self.linear(x), torch.zeros_like(x)
+            y[:, :3].mul_(2)
+            mask[:, :3] = 1  # no gradient passes: nothing to say
+            return y * mask
+
+    (warning,) = trace(Parts()).warnings
+    assert warning.startswith("aten.mul_.Tensor at test_trace.py:")
+    assert "writes into a part of a tensor" in warning
+
+
 def test_regions_without_gradients_are_inlined_and_marked():
     class Masked(nn.Module):
         def __init__(self) -> None:
