@@ -214,7 +214,7 @@ def pins_of(plan: Plan) -> Pins:
 def _pin_value(key: str, value: object) -> int | str:
     if key not in PIN_KEYS:
         known = ", ".join(PIN_KEYS)
-        raise OptionError(f"--set: unknown key {key!r}{did_you_mean(key, PIN_KEYS)}; known: {known}")
+        raise OptionError(f"unknown choice {key!r}{did_you_mean(key, PIN_KEYS)}; known: {known}")
     if key in WORD_PINS:
         return _pin_word(key, str(value))
     number = int(value) if isinstance(value, str) and value.isdecimal() else value
