@@ -4,7 +4,9 @@
 
 Each case runs `tpplan suggest` in a process of its own: once with an empty graph cache (cold), then
 with the cache that this run left (warm). Wall time includes starting Python; peak memory is the
-largest resident set that the kernel reports for the process. Of several repeats the median counts.
+largest resident set that the kernel reports for the process. CPU seconds (all threads, user and
+system) stand beside it: on a busy machine they tell waiting from work. Of several repeats the median
+counts.
 Targets stand beside the figures; the exit code is 1 when one is missed.
 """
 
@@ -26,6 +28,8 @@ from rich.table import Table
 
 ROOT = Path(__file__).parents[1]
 TARGET_PEAK_BYTES = 10**9
+WIDTH = 100
+"""Columns of the table where the terminal does not say, or is narrower."""
 # What wait4 counts in: kibibytes on Linux, bytes on macOS (getrusage(2) of either system).
 RSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024
 
@@ -79,9 +83,10 @@ CASES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One process: wall seconds, peak resident bytes."""
+    """One process: wall seconds, CPU seconds of all its threads, peak resident bytes."""
 
     wall_s: float
+    cpu_s: float
     peak_bytes: int
 
 
@@ -116,12 +121,17 @@ def measure(arguments: tuple[str, ...], cache: Path) -> Run:
         if process.returncode != 0:
             errors.seek(0)
             raise RuntimeError(errors.read().decode(errors="replace").strip() or f"exit {process.returncode}")
-    return Run(wall_s=wall_s, peak_bytes=usage.ru_maxrss * RSS_UNIT_BYTES)
+    cpu_s = usage.ru_utime + usage.ru_stime
+    return Run(wall_s=wall_s, cpu_s=cpu_s, peak_bytes=usage.ru_maxrss * RSS_UNIT_BYTES)
 
 
 def middle(runs: list[Run]) -> Run:
-    """Median wall time and the largest peak of several runs."""
-    return Run(wall_s=median(run.wall_s for run in runs), peak_bytes=max(run.peak_bytes for run in runs))
+    """Median times and the largest peak of several runs."""
+    return Run(
+        wall_s=median(run.wall_s for run in runs),
+        cpu_s=median(run.cpu_s for run in runs),
+        peak_bytes=max(run.peak_bytes for run in runs),
+    )
 
 
 def time_case(case: Case, *, repeat: int) -> Result:
@@ -142,8 +152,8 @@ def time_case(case: Case, *, repeat: int) -> Result:
 def table(results: list[Result]) -> Table:
     """The figures with their targets beside them."""
     view = Table(title=f"planning time, whole process ({os.cpu_count()} cores)")
-    view.add_column("case")
-    for heading in ("cold s", "target", "warm s", "target", "peak GB", "target"):
+    view.add_column("case", no_wrap=True)
+    for heading in ("cold s", "cpu s", "target", "warm s", "cpu s", "target", "peak GB", "target"):
         view.add_column(heading, justify="right")
     for result in results:
         view.add_row(result.case.name, *cells(result))
@@ -153,16 +163,16 @@ def table(results: list[Result]) -> Table:
 def cells(result: Result) -> tuple[str, ...]:
     """One row of the table after its name."""
     if result.cold is None:
-        return ("failed", "", "", "", "", "")
+        return ("failed",)
     peak_bytes = max(run.peak_bytes for run in (result.cold, result.warm) if run)
-    return (
-        f"{result.cold.wall_s:.2f}",
-        f"{result.case.cold_s:g}" if result.case.cold_s else "",
-        f"{result.warm.wall_s:.2f}" if result.warm else "",
-        f"{result.case.warm_s:g}" if result.case.warm_s else "",
-        f"{peak_bytes / 1e9:.2f}",
-        f"{TARGET_PEAK_BYTES / 1e9:g}",
-    )
+    times = (*timing(result.cold, result.case.cold_s), *timing(result.warm, result.case.warm_s))
+    return (*times, f"{peak_bytes / 1e9:.2f}", f"{TARGET_PEAK_BYTES / 1e9:g}")
+
+
+def timing(run: Run | None, target_s: float | None) -> tuple[str, str, str]:
+    """Wall seconds, CPU seconds and target, empty where there are none."""
+    target = f"{target_s:g}" if target_s else ""
+    return (f"{run.wall_s:.2f}", f"{run.cpu_s:.2f}", target) if run else ("", "", target)
 
 
 def main() -> int:
@@ -182,7 +192,7 @@ def main() -> int:
     if options.json:
         print(json.dumps({"cpu_count": os.cpu_count(), "cases": [asdict(result) for result in results]}))
     else:
-        Console().print(table(results))
+        Console(width=max(Console().width, WIDTH)).print(table(results))
     for result in results:
         if result.error:
             print(f"{result.case.name}: {result.error}", file=sys.stderr)
