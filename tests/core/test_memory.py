@@ -1,0 +1,103 @@
+"""Memory of a stage by kind, with numbers a reader can recompute."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tpplan.planner.cost import BlockCost, ParameterGroup, Recompute
+from tpplan.planner.estimate.memory import (
+    Held,
+    block_states,
+    peak_bytes,
+    stage_memory,
+    transient_bytes,
+    usable_bytes,
+)
+from tpplan.planner.mesh import Mesh
+from tpplan.planner.profile import OPTIMIZERS, Framework
+from tpplan.planner.topology import Device
+
+FRAMEWORK = Framework(
+    name="fake", description="", gradient_bytes=4, sync_bytes=4, master_bytes=4, dp_overlap=1.0,
+    gather_overlap=1.0,
+    tp_overlap=0.0, saves_gathered_input=False, logits_bytes_per_element=0.0, allocator_reserve=(1.0, 1.25),
+    context_bytes=100.0, step_overhead_s=0.0, source="",
+)  # fmt: skip
+ADAMW = OPTIMIZERS["adamw"]
+DENSE = ParameterGroup(numel=1000, element_bytes=2, sparse=False, trainable=True, tensors=1)
+SPARSE = replace(DENSE, sparse=True)
+MESH = Mesh(dp=2, ep=5)
+
+
+def block(*groups: ParameterGroup) -> BlockCost:
+    """A block that keeps 500 bytes, or 80 under full recomputation, and needs 70 while it runs."""
+    saved = {Recompute.NONE: 500.0, Recompute.FULL: 80.0}
+    return BlockCost(
+        name="b", forward_s=1, backward_s=2, parameters=groups, saved_bytes=saved, working_bytes=70.0
+    )
+
+
+@pytest.mark.parametrize(
+    ("zero", "expected"),
+    [(0, (2000, 4000, 12000)), (1, (2000, 4000, 1200)), (2, (2000, 400, 1200)), (3, (200, 400, 1200))],
+)
+def test_states_of_dense_parameters_are_sharded_as_the_zero_stage_says(zero: int, expected: tuple) -> None:
+    states = block_states(block(DENSE), mesh=MESH, zero=zero, framework=FRAMEWORK, optimizer=ADAMW)
+    assert (states.parameters, states.gradients, states.optimizer) == pytest.approx(expected)
+    assert states.total == pytest.approx(sum(expected))
+
+
+def test_sparse_parameters_have_replicas_over_dp_alone() -> None:
+    states = block_states(block(SPARSE), mesh=MESH, zero=1, framework=FRAMEWORK, optimizer=ADAMW)
+    assert states.optimizer == 1000 * 12 / 2
+
+
+def test_whole_blocks_beside_the_shards() -> None:
+    three = block_states(block(DENSE), mesh=MESH, zero=3, framework=FRAMEWORK, optimizer=ADAMW)
+    assert three.gathered == pytest.approx(2000 * 0.9)
+    assert three.reduced == pytest.approx(4000 * 0.9)
+    one = block_states(block(DENSE), mesh=MESH, zero=1, framework=FRAMEWORK, optimizer=ADAMW)
+    assert (one.gathered, one.reduced) == (0, 0)
+
+
+def test_what_needs_no_optimizer_state() -> None:
+    def optimizer_bytes(group: ParameterGroup, name: str) -> float:
+        states = block_states(
+            block(group), mesh=Mesh(), zero=0, framework=FRAMEWORK, optimizer=OPTIMIZERS[name]
+        )
+        return states.optimizer
+
+    assert optimizer_bytes(DENSE, "sgd") == 4000, "a 16-bit parameter still has its master copy"
+    assert optimizer_bytes(replace(DENSE, element_bytes=4), "adamw") == 8000, "fp32 needs no master copy"
+    assert optimizer_bytes(replace(DENSE, trainable=False), "adamw") == 0
+    assert optimizer_bytes(DENSE, "none") == 0
+
+
+def test_recomputation_brings_back_what_it_did_not_save() -> None:
+    cost = block(DENSE)
+    states = block_states(cost, mesh=MESH, zero=0, framework=FRAMEWORK, optimizer=ADAMW)
+    assert transient_bytes(cost, states, Recompute.NONE) == 70
+    assert transient_bytes(cost, states, Recompute.FULL) == 70 + 500 - 80
+
+
+def test_a_stage_adds_up_and_respects_what_may_be_allocated() -> None:
+    cost = block(DENSE)
+    states = block_states(cost, mesh=Mesh(), zero=0, framework=FRAMEWORK, optimizer=ADAMW)
+    held = [
+        Held(cost=cost, states=states, mode=Recompute.NONE, count=2),
+        Held(cost=cost, states=states, mode=Recompute.FULL, count=1),
+    ]
+    parts = stage_memory(held, in_flight=4, prefetch_bytes=0, framework=FRAMEWORK)
+    sizes = {part.kind: part.bytes for part in parts}
+    assert sizes["parameters"] == 3 * 2000
+    assert sizes["activations"] == 4 * (2 * 500 + 80)
+    assert sizes["working"] == 70 + 420
+    assert sizes["context"] == 100
+    allocated = 3 * 18000 + 4 * 1080 + 490
+    assert sizes["reserve"] == pytest.approx(0.25 * allocated)
+    device = Device(
+        name="d", vendor="v", memory_bytes=round(peak_bytes(parts)), memory_bytes_per_s=1, peak_flops={},
+        efficiency={}, kernel_latency_s=0, sources={},
+    )  # fmt: skip
+    assert usable_bytes(device, FRAMEWORK) == pytest.approx(allocated, abs=1)
