@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .graph import Block, Dim, Graph, Op, Operand
-from .layout import Collective, Placement, Replicate, Shard, conversion
-from .plan import ModuleLayout, ParameterPlacement, Split
+from .graph import Block, Dim, Edge, Graph, Op, Operand
+from .layout import Collective, Placement, Replicate, Shard, conversion, gradient_needed
+from .plan import LayerList, ModuleLayout, ParameterPlacement, PlannedReshard, Split
 from .rules.choices import Choice
 from .solve.axis import AxisSolution, OpKey
+from .solve.block_cost import edge_label
 from .solve.intra_op import Splits
 
 
@@ -131,27 +132,32 @@ def _parameter_placements(graph: Graph, splits: Splits) -> Iterator[ParameterPla
             yield ParameterPlacement(
                 fqn=value.fqn or value.name,
                 shape=value.shape,
-                dims=operand or tuple("?" for _ in value.shape),
+                dims=_named_axes(*operand) if operand else tuple("?" for _ in value.shape),
+                dim_sizes=_axis_sizes(*operand) if operand else tuple((n,) for n in value.shape),
                 placements=tuple(
                     (s.axis, placement_text(s.parameters.get(value.name, Replicate()))) for s in axes
                 ),
             )
 
 
-def _parameter_operands(graph: Graph) -> dict[str, tuple[str, ...]]:
-    """Per parameter: its axes as products of named dims."""
-    found: dict[str, tuple[str, ...]] = {}
+def _parameter_operands(graph: Graph) -> dict[str, tuple[Op, Operand]]:
+    """Per parameter: the first op that reads it, and as which operand."""
+    found: dict[str, tuple[Op, Operand]] = {}
     for block in graph.blocks.values():
         for op in block.ops:
             for read in op.reads:
                 if read.kind == "parameter" and read.fqn and read.tensor not in found:
-                    found[read.tensor] = _named_axes(op, read)
+                    found[read.tensor] = (op, read)
     return found
 
 
 def _named_axes(op: Op, operand: Operand) -> tuple[str, ...]:
     names = {dim.label: dim.name for dim in op.dims}
     return tuple("*".join(names[label] for label in axis) or "1" for axis in operand.axes)
+
+
+def _axis_sizes(op: Op, operand: Operand) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(op.size(label) for label in axis) for axis in operand.axes)
 
 
 def placement_text(placement: Placement) -> str:
@@ -190,3 +196,59 @@ def _module_layouts(block: Block, solution: AxisSolution) -> Iterator[ModuleLayo
         )
 
 
+# --------------------------------------------------------------------------- borders
+
+
+def layer_lists(graph: Graph) -> tuple[LayerList, ...]:
+    """Where each repeated block class lies in the model."""
+    return tuple(
+        LayerList(block=name, module=block.module) for name, block in graph.blocks.items() if block.repeated
+    )
+
+
+def planned_reshards(graph: Graph, splits: Splits) -> tuple[PlannedReshard, ...]:
+    """Conversions that can be stated on the border of a module that owns parameters.
+
+    A tensor that leaves such a module and is read in one layout is converted where it leaves, so
+    that its consumers share the conversion and the gradients they yield are added before they are
+    reduced, once. Otherwise each consumer that is such a module converts what it reads.
+    """
+    found = [
+        reshard
+        for solution in (splits.ep, splits.tp)
+        if solution.degree > 1
+        for edge in graph.edges
+        for reshard in _edge_reshards(graph, edge, solution)
+    ]
+    return tuple(dict.fromkeys(found))
+
+
+def _edge_reshards(graph: Graph, edge: Edge, solution: AxisSolution) -> Iterator[PlannedReshard]:
+    block, index, write = edge.producer
+    producer = graph.blocks[block].ops[index]
+    source = solution.choices[block, index].writes[write]
+    targets = {solution.choices[b, i].reads[read] for b, i, read in edge.consumers}
+    label, needed = edge_label(graph, edge), placement_text(gradient_needed(source))
+    if _is_border(graph, block, index, first=False) and len(targets) == 1:
+        yield PlannedReshard(
+            label=label, axis=solution.axis, module=producer.module, side="output",
+            source=placement_text(source), target=placement_text(targets.pop()), gradient=needed,
+        )  # fmt: skip
+        return
+    for b, i, read in edge.consumers:
+        if _is_border(graph, b, i, first=True):
+            yield PlannedReshard(
+                label=label, axis=solution.axis, module=graph.blocks[b].ops[i].module, side="input",
+                source=placement_text(source), target=placement_text(solution.choices[b, i].reads[read]),
+                gradient=needed,
+            )  # fmt: skip
+
+
+def _is_border(graph: Graph, block: str, index: int, *, first: bool) -> bool:
+    """Whether the op is the first (or last) of a module that owns parameters and nothing inside."""
+    ops = graph.blocks[block].ops
+    module = ops[index].module
+    owners = {(v.fqn or "").rpartition(".")[0] for b in graph.blocks.values() for v in b.parameters}
+    inside = [i for i, op in enumerate(ops) if op.module == module or op.module.startswith(f"{module}.")]
+    leaf = all(ops[i].module == module for i in inside)
+    return bool(module) and module in owners and leaf and index == inside[0 if first else -1]

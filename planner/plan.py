@@ -116,6 +116,8 @@ class ParameterPlacement:
     """Named dims per axis, factors joined by `*`, e.g. `heads*head_dim`."""
     placements: tuple[tuple[str, str], ...]
     """(mesh axis, `S(ffn)@0` or `R`) for every mesh axis larger than one except pp."""
+    dim_sizes: tuple[tuple[int, ...], ...] = ()
+    """Extent of every factor in `dims`: a split of an inner factor needs those before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +128,33 @@ class ModuleLayout:
     axis: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedReshard:
+    """What happens to a tensor on the border of a module along one mesh axis, forward and backward."""
+
+    label: str
+    """As in `communications`: `layers.*.mlp.down -> layers.*`."""
+    axis: str
+    module: str
+    side: str
+    """`output`: what the module makes is moved; `input`: what it reads."""
+    source: str
+    """Layout in which the producer makes it."""
+    target: str
+    """Layout in which the consumers read it."""
+    gradient: str
+    """Layout into which the gradient is brought for the producer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerList:
+    """Where the repeated layers of one block class lie in the model."""
+
+    block: str
+    module: str
+    """`layers.*`"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +245,9 @@ class Plan:
     """Why these sizes, one sentence each, most important first."""
     alternatives: tuple[Alternative, ...] = ()
     warnings: tuple[str, ...] = ()
+    reshards: tuple[PlannedReshard, ...] = ()
+    """Conversions on module borders: what the runtime installs."""
+    layer_lists: tuple[LayerList, ...] = ()
 
     @property
     def layers_per_stage(self) -> tuple[int, ...]:

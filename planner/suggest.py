@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..topologies import load, topology_hash
 from .build import build
-from .describe import module_layouts, parameter_placements, splits_in_words
+from .describe import (
+    layer_lists,
+    module_layouts,
+    parameter_placements,
+    planned_reshards,
+    splits_in_words,
+)
 from .errors import ModelError
 from .estimate import collectives, compute
 from .estimate.frameworks import FRAMEWORKS
@@ -303,6 +309,8 @@ def _plan(
         splits=splits_in_words(graph, splits),
         parameters=parameter_placements(graph, splits),
         modules=module_layouts(graph, splits),
+        reshards=planned_reshards(graph, splits),
+        layer_lists=layer_lists(graph),
         communications=best.communications,
         predicted=best.prediction,
         search=found.summary,

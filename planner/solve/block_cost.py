@@ -108,7 +108,7 @@ def _edge_reshards(
             gradients[gradient].append((op, read))
     block, op, read = edge.consumers[0]
     nbytes = operand_bytes(graph.blocks[block].ops[op].reads[read], sizes[block, op])
-    label = _label(graph, edge)
+    label = edge_label(graph, edge)
     needed = gradient_needed(source)
     pairs = [(source, target, users, False) for target, users in forward.items()]
     pairs += [(gradient, needed, users, True) for gradient, users in gradients.items()]
@@ -137,7 +137,8 @@ def place(op: Op) -> str:
     return op.module.removeprefix("model.") or op.target.split(".")[1]
 
 
-def _label(graph: Graph, edge: Edge) -> str:
+def edge_label(graph: Graph, edge: Edge) -> str:
+    """Between which places a tensor goes, in words: `layers.*.norm1 -> layers.*.attention.q`."""
     producer = graph.blocks[edge.producer[0]].ops[edge.producer[1]]
     consumers = dict.fromkeys(place(graph.blocks[b].ops[op]) for b, op, _ in edge.consumers)
     return f"{place(producer)} -> {', '.join(consumers)}"
