@@ -73,6 +73,7 @@ def spans(topology: Topology) -> Callable[[Mesh, tuple[str, ...]], GroupSpan]:
     def by_stride(size: int, stride: int) -> GroupSpan:
         return topology.span(size=size, stride=stride)
 
+    @cache
     def span(mesh: Mesh, axes: tuple[str, ...]) -> GroupSpan:
         present = [axis for axis in mesh.order if axis in axes and mesh.size(axis) > 1]
         if not present:
@@ -153,14 +154,14 @@ class BlockTime:
 def block_time(cost: BlockCost, setting: Setting) -> BlockTime:
     """Seconds of one block for one microbatch, hidden communication taken off."""
     framework, zero = setting.framework, setting.candidate.zero_stage
-    forward_comm = _hide(cost.forward_comm, cost.forward_s, framework)
-    backward_comm = _hide(cost.backward_comm, cost.backward_s, framework)
     gathers = list(_gathers(cost, setting, "forward")) if zero >= 3 else []
     again = list(_gathers(cost, setting, "backward")) if zero >= 3 else []
     reduces = list(_gradient_syncs(cost.parameters, setting, Collective.REDUCE_SCATTER)) if zero >= 2 else []
-    gathers = _share_out(gathers, share=framework.gather_overlap, compute_s=cost.forward_s)
-    again = _share_out(again, share=framework.gather_overlap, compute_s=cost.backward_s)
-    reduces = _share_out(reduces, share=framework.dp_overlap, compute_s=cost.backward_s)
+    overlaps = (framework.gather_overlap, framework.dp_overlap)
+    forward_comm, (gathers, _) = _hide(cost.forward_comm, (gathers, []), overlaps, cost.forward_s, framework)
+    backward_comm, (again, reduces) = _hide(
+        cost.backward_comm, (again, reduces), overlaps, cost.backward_s, framework
+    )
     forward = {FORWARD: cost.forward_s} | _by_axis(forward_comm) | _parts({GATHER: gathers})
     base = {BACKWARD: cost.backward_s} | _by_axis(backward_comm) | _parts({GATHER: again, REDUCE: reduces})
     backward = {}
@@ -176,22 +177,34 @@ def block_time(cost: BlockCost, setting: Setting) -> BlockTime:
     )
 
 
+Comms = list[Communication]
+
+
 def _hide(
-    communications: Sequence[Communication], compute_s: float, framework: Framework
-) -> list[Communication]:
-    """Take off what computation hides of the collectives inside a block: those over tp alone."""
-    over_tp = [c for c in communications if c.axis == "tp"]
-    others = [replace(c, exposed_s=c.seconds) for c in communications if c.axis != "tp"]
-    return _share_out(over_tp, share=framework.tp_overlap, compute_s=compute_s) + others
+    inside: Sequence[Communication],
+    storage: tuple[Comms, Comms],
+    overlaps: tuple[float, float],
+    compute_s: float,
+    framework: Framework,
+) -> tuple[Comms, tuple[Comms, Comms]]:
+    """Take off what computation hides: of tp's collectives inside a block, of ZeRO's gathers and reduces."""
+    shares = [framework.tp_overlap if c.axis == "tp" else 0.0 for c in inside]
+    shares += [share for group, share in zip(storage, overlaps, strict=True) for _ in group]
+    seen = _hidden_behind([*inside, *storage[0], *storage[1]], shares, compute_s=compute_s)
+    first, second = len(inside), len(inside) + len(storage[0])
+    return seen[:first], (seen[first:second], seen[second:])
 
 
-def _share_out(
-    communications: Sequence[Communication], *, share: float, compute_s: float
-) -> list[Communication]:
-    """Hide what can be hidden, spread over the collectives in proportion to their time."""
-    total = sum(c.seconds * c.count for c in communications)
-    seen = exposed_s(total, share=share, compute_s=compute_s)
-    return [replace(c, exposed_s=c.seconds * seen / total) for c in communications] if total else []
+def _hidden_behind(
+    communications: Sequence[Communication], shares: Sequence[float], *, compute_s: float
+) -> Comms:
+    """The same collectives with what `compute_s` leaves exposed of each execution."""
+    comms = [(c.seconds * c.count, share) for c, share in zip(communications, shares, strict=True)]
+    exposed = exposed_s(comms, compute_s=compute_s)
+    return [
+        replace(c, exposed_s=s / c.count if c.count else 0.0)
+        for c, s in zip(communications, exposed, strict=True)
+    ]
 
 
 def _gathers(cost: BlockCost, setting: Setting, phase: str) -> Iterator[Communication]:
@@ -257,9 +270,10 @@ def once_per_step(
     collective = Collective.ALL_REDUCE if zero == 0 else Collective.REDUCE_SCATTER
     syncs = list(_gradient_syncs(groups, setting, collective)) if zero <= 1 else []
     share = min(framework.dp_overlap, 1 - 1 / blocks)
-    syncs = _share_out(syncs, share=share, compute_s=backward_s)
+    syncs = _hidden_behind(syncs, [share] * len(syncs), compute_s=backward_s)
     gathers = list(_updated_parameters(groups, setting)) if zero in (1, 2) else []
-    gathers = _share_out(gathers, share=min(framework.gather_overlap, 1 - 1 / blocks), compute_s=forward_s)
+    share = min(framework.gather_overlap, 1 - 1 / blocks)
+    gathers = _hidden_behind(gathers, [share] * len(gathers), compute_s=forward_s)
     over_tp = list(_replicated_over_tp(groups, setting))
     norm, norm_sync = _gradient_norm(groups, setting)
     update = _update(groups, setting)

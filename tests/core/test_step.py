@@ -71,9 +71,15 @@ def setting(mesh: Mesh, zero: int) -> Setting:
 
 
 def test_what_computation_hides() -> None:
-    assert exposed_s(10, share=0.5, compute_s=100) == 5
-    assert exposed_s(10, share=1.0, compute_s=3) == 7
-    assert exposed_s(10, share=0.0, compute_s=100) == 10
+    assert exposed_s([(10, 0.5)], compute_s=100) == [5]
+    assert exposed_s([(10, 1.0)], compute_s=3) == [7]
+    assert exposed_s([(10, 0.0), (10, 0.0)], compute_s=100) == [10, 10]
+
+
+def test_collectives_share_the_computation_they_hide_behind() -> None:
+    assert exposed_s([(10, 1.0), (30, 1.0)], compute_s=20) == [5, 15]
+    whole = [compute + sum(exposed_s([(10, 1.0), (30, 0.5)], compute_s=compute)) for compute in range(60)]
+    assert whole == sorted(whole), "more computation never shortens the whole"
 
 
 def test_only_tensor_collectives_hide_inside_a_block() -> None:

@@ -1,0 +1,431 @@
+"""The mesh search on an analytic transformer: against exhaustive pricing, and what it must answer."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import pytest
+from tpplan.planner.cost import (
+    BlockCost,
+    Communication,
+    Estimate,
+    IntraSolution,
+    Origin,
+    ParameterGroup,
+    Recompute,
+    Work,
+)
+from tpplan.planner.estimate.step import Setting, spans
+from tpplan.planner.layout import Collective
+from tpplan.planner.mesh import Mesh
+from tpplan.planner.plan import Infeasible
+from tpplan.planner.problem import BlockFacts, Outcome, Pricing, SearchProblem, SearchProgress
+from tpplan.planner.profile import OPTIMIZERS, Framework, Job
+from tpplan.planner.solve.price import Costed, idealised, price, roofline
+from tpplan.planner.solve.search import search
+from tpplan.planner.solve.solver import Status
+from tpplan.planner.solve.space import EXPERTS, candidates
+from tpplan.planner.solve.stages import shortest
+from tpplan.planner.topology import Device, Efficiency, GroupSpan, Level, Topology
+
+PEAK, BEST, MEMORY_BYTES_PER_S = 1e15, 0.7, 3e12
+NODE_BYTES_PER_S, NET_BYTES_PER_S = 240e9, 32e9
+FRAMEWORK = Framework(
+    name="fake", description="", gradient_bytes=4, sync_bytes=4, master_bytes=4, dp_overlap=0.9,
+    gather_overlap=0.8, tp_overlap=0.3, saves_gathered_input=False, logits_bytes_per_element=0.0,
+    allocator_reserve=(1.03, 1.08), context_bytes=1e9, step_overhead_s=0.01, source="",
+)  # fmt: skip
+
+
+def topology(nodes: int, *, memory: float, per_node: int = 8) -> Topology:
+    """Nodes of fast links joined by a slower network."""
+    best = Efficiency(curve=((1e9, 0.1), (1e12, BEST)), origin="fake", source="fake")
+    device = Device(
+        name="fake-80", vendor="v", memory_bytes=int(memory), memory_bytes_per_s=MEMORY_BYTES_PER_S,
+        peak_flops={"bf16": PEAK}, efficiency={"gemm": best}, kernel_latency_s=5e-6, sources={},
+    )  # fmt: skip
+    link = {"latency_s": 1e-5, "efficiency": 1.0}
+    node = Level(name="node", size=per_node, kind="nvlink", bytes_per_s=NODE_BYTES_PER_S, **link)
+    net = Level(name="cluster", size=nodes, kind="infiniband", bytes_per_s=NET_BYTES_PER_S, **link)
+    return Topology(name="fake", device=device, levels=(node, net))
+
+
+def collective_time(collective: Collective, nbytes: float, span: GroupSpan) -> Estimate:
+    """Latency and bytes over the outermost link, shared rails added up."""
+    outside = span.outermost > 0
+    rate = NET_BYTES_PER_S * span.members[0] if outside else NODE_BYTES_PER_S
+    n = span.size
+    factor = {Collective.ALL_REDUCE: 2 * (n - 1) / n, Collective.SEND_RECV: 1.0}.get(collective, (n - 1) / n)
+    return Estimate(2e-5 + factor * nbytes / rate, Origin.MODELLED)
+
+
+def kernel_time(work: Work, device: Device) -> Estimate:
+    """Memory traffic alone."""
+    return Estimate(work.bytes / MEMORY_BYTES_PER_S + 5e-6 * work.kernels, Origin.MODELLED)
+
+
+@dataclass(kw_only=True)
+class Transformer:
+    """An analytic decoder: sizes in, problem and costs out."""
+
+    layers: int
+    hidden: int
+    ffn: int
+    vocab: int
+    seq: int
+    kv: int = 8
+    experts: int = 0
+    calls: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def facts(self) -> dict[str, BlockFacts]:
+        """Split-independent truth of the three block classes."""
+        h, seq = self.hidden, self.seq
+        attention, mlp = 3 * h * h, 3 * h * self.ffn
+        active = attention + mlp * (2 if self.experts else 1)
+        dense, sparse = (attention, mlp * self.experts) if self.experts else (attention + mlp, 0)
+        flops = 2 * seq * active + 2 * seq * seq * h
+        boundary = 2.0 * seq * h
+
+        def block(name: str, flops: float, dense: float, sparse: float = 0.0) -> BlockFacts:
+            return BlockFacts(
+                name=name, forward_flops_per_sample=flops, dense_numel=dense, sparse_numel=sparse,
+                element_bytes=2, boundary_bytes_per_sample=boundary,
+            )  # fmt: skip
+
+        return {
+            "embedding": block("embedding", 0, self.vocab * h),
+            "layer": block("layer", flops, dense, sparse),
+            "head": block("head", 2 * seq * h * self.vocab, self.vocab * h),
+        }
+
+    def problem(self, cluster: Topology, *, batch: int, optimizer: str = "adamw") -> SearchProblem:
+        """The job on a cluster."""
+        job = Job(
+            mode="train", objective="throughput", global_batch=batch, seq_len=self.seq, dtype="bf16",
+            optimizer=optimizer, framework="fake",
+        )  # fmt: skip
+        return SearchProblem(
+            chain=("embedding", *("layer",) * self.layers, "head"),
+            layer_classes=frozenset({"layer"}),
+            blocks=self.facts(),
+            topology=cluster,
+            job=job,
+            framework=FRAMEWORK,
+            optimizer=OPTIMIZERS[optimizer],
+            tokens_per_sample=self.seq,
+            tp_sizes=tuple(n for n in (1, 2, 4, 8, 16) if n <= cluster.devices),
+            ep_sizes=tuple(n for n in (1, 2, 4, 8) if n <= self.experts) or (1,),
+        )
+
+    def pricing(self, cluster: Topology) -> Pricing:
+        """Costs that grow as the sizes say; tp beyond the KV heads is impossible."""
+
+        def intra(mesh: Mesh, micro_batch: int) -> tuple[IntraSolution, ...]:
+            self.calls.append((mesh.tp, mesh.ep, micro_batch))
+            if mesh.tp > self.kv:
+                return ()
+            span = cluster.span(size=mesh.tp, stride=mesh.stride("tp"))
+            blocks = {
+                name: self._cost(name, facts, mesh, micro_batch, span) for name, facts in self.facts().items()
+            }
+            seconds = sum(cost.forward_s + cost.backward_s for cost in blocks.values())
+            return (
+                IntraSolution(
+                    blocks=blocks,
+                    sequence_parallel=mesh.tp > 1,
+                    objective_s=seconds,
+                    bound_s=seconds,
+                    optimal=True,
+                ),
+            )
+
+        return Pricing(intra=intra, collective_time=collective_time, kernel_time=kernel_time)
+
+    def _cost(self, name: str, facts: BlockFacts, mesh: Mesh, b: int, span: GroupSpan) -> BlockCost:
+        tp, act = mesh.tp, 2.0 * self.seq * b * self.hidden
+        logits = 2.0 * self.seq * b * self.vocab / tp
+        flops = facts.forward_flops_per_sample * b / tp
+        efficiency = BEST * min(1.0, 0.3 + 0.7 * math.log10(max(flops, 1e9) / 1e9) / 4)
+        moved = {"embedding": 4 * act / tp, "layer": 14 * act / tp, "head": 3 * logits}[name]
+        forward = flops / (PEAK * efficiency) + moved / MEMORY_BYTES_PER_S + 2e-5
+        comm = ()
+        if tp > 1:
+            kinds = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
+            comm = tuple(
+                Communication(
+                    label=f"{name} {kind}", collective=kind, axis="tp", group_size=tp, bytes=act,
+                    seconds=(seconds := collective_time(kind, act, span).seconds), exposed_s=seconds,
+                    count=2 if name == "layer" else 1, level="node", origin=Origin.MODELLED,
+                )
+                for kind in kinds
+            )  # fmt: skip
+        wide = self.ffn / self.hidden
+        saved = {
+            "embedding": {Recompute.NONE: 0.0},
+            "layer": {
+                Recompute.NONE: act / tp * (8 + 3 * wide),
+                Recompute.SELECTIVE: act / tp * (7 + 2 * wide),
+                Recompute.FULL: act / tp,
+            },
+            "head": {Recompute.NONE: logits + act / tp},
+        }[name]
+        group = {"element_bytes": 2, "trainable": True}
+        parameters = [ParameterGroup(numel=facts.dense_numel / tp, sparse=False, tensors=6, **group)]
+        if facts.sparse_numel:
+            numel = facts.sparse_numel / tp / mesh.ep
+            parameters.append(ParameterGroup(numel=numel, sparse=True, tensors=3, **group))
+        again = {Recompute.NONE: 0.0, Recompute.SELECTIVE: 0.05 * forward, Recompute.FULL: forward}
+        return BlockCost(
+            name=name, forward_s=forward, backward_s=2 * forward, forward_comm=comm, backward_comm=comm,
+            saved_bytes=saved, recompute_s={mode: again[mode] for mode in saved},
+            recompute_comm_s={Recompute.FULL: sum(c.seconds * c.count for c in comm)},
+            working_bytes={"embedding": act / tp, "layer": 4 * act / tp, "head": 2 * logits}[name],
+            output_bytes=act / tp, parameters=tuple(parameters),
+            model_flops=facts.forward_flops_per_sample * b,
+        )  # fmt: skip
+
+
+def solved(model: Transformer, cluster: Topology, *, batch: int, **options: object) -> Outcome:
+    """The outcome of a search that must find a plan."""
+    found = search(model.problem(cluster, batch=batch), model.pricing(cluster), **options)
+    assert isinstance(found, Outcome), found
+    return found
+
+
+LLAMA_8B = {"layers": 32, "hidden": 4096, "ffn": 14336, "vocab": 128256, "seq": 8192}
+LLAMA_70B = {"layers": 80, "hidden": 8192, "ffn": 28672, "vocab": 128256, "seq": 4096}
+LLAMA_405B = {"layers": 126, "hidden": 16384, "ffn": 53248, "vocab": 128256, "seq": 8192}
+MIXTRAL = {"layers": 32, "hidden": 4096, "ffn": 14336, "vocab": 32000, "seq": 4096, "experts": 8}
+
+
+@pytest.fixture(scope="module")
+def small() -> Outcome:
+    """Llama 8B on two nodes."""
+    return solved(Transformer(**LLAMA_8B), topology(2, memory=80e9), batch=64)
+
+
+# --------------------------------------------------------------------------- exactness
+
+
+def every_price(problem: SearchProblem, pricing: Pricing) -> list[float]:
+    """The price of every candidate under every intra-op solution; asserts that all bounds hold."""
+    span, flops, prices = spans(problem.topology), roofline(problem), []
+    for candidate in candidates(problem, {}):
+        setting = Setting(
+            candidate=candidate, topology=problem.topology, framework=problem.framework,
+            optimizer=problem.optimizer, pricing=pricing, span=span,
+        )  # fmt: skip
+        ideal = Costed(problem=problem, setting=setting, intra=idealised(problem, candidate)).bound_s
+        for solution in pricing.intra(candidate.mesh, candidate.micro_batch):
+            costed = Costed(problem=problem, setting=setting, intra=solution)
+            plan = shortest(costed.stage_problem)
+            if plan.status is Status.INFEASIBLE:
+                continue
+            found = price(costed, plan, bound=costed.step_bound_s(plan))
+            step = found.step_time_s * (1 + 1e-12)
+            assert flops(candidate) <= ideal * (1 + 1e-12) <= step * (1 + 1e-12), candidate
+            assert costed.bound_s <= step and costed.step_bound_s(plan) <= step, candidate
+            assert found.prediction.peak_memory_bytes <= problem.topology.device.memory_bytes
+            prices.append(found.step_time_s)
+    return prices
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_nothing_is_better_than_the_answer(seed: int) -> None:
+    draw = random.Random(seed)
+    model = Transformer(
+        layers=draw.randint(2, 5), hidden=draw.choice([2048, 4096]), ffn=8192, vocab=32000, seq=2048,
+        kv=draw.choice([2, 4]), experts=draw.choice([0, 0, 4]),
+    )  # fmt: skip
+    cluster = topology(draw.choice([1, 2, 3]), memory=draw.choice([6e9, 12e9, 40e9]), per_node=2)
+    problem = model.problem(cluster, batch=draw.choice([6, 8, 12]))
+    prices = every_price(problem, model.pricing(cluster))
+    found = search(problem, model.pricing(cluster))
+    if not prices:
+        assert isinstance(found, Infeasible)
+        return
+    assert isinstance(found, Outcome)
+    assert found.best.step_time_s == pytest.approx(min(prices), rel=2e-4), "the stage ILP's gap is 1e-4"
+    assert found.summary.lower_bound_s <= min(prices) * (1 + 1e-12)
+    assert found.summary.complete
+
+
+def test_waterfall_adds_up_and_memory_fits(small: Outcome) -> None:
+    best = small.best
+    assert sum(part.seconds for part in best.prediction.waterfall) == pytest.approx(best.step_time_s)
+    assert sum(best.prediction.memory_by_kind_bytes.values()) == pytest.approx(
+        best.prediction.peak_memory_bytes
+    )
+    assert best.prediction.peak_memory_bytes <= best.prediction.device_memory_bytes
+    low, high = best.prediction.step_time_interval_s
+    assert low < best.step_time_s < high
+    assert 0.2 < best.prediction.model_flops_utilization < BEST
+    assert sum(stage.layers for stage in best.stages) == 32
+
+
+def test_the_certificate(small: Outcome) -> None:
+    summary = small.summary
+    assert summary.lower_bound_s <= small.best.step_time_s
+    assert summary.gap == pytest.approx(1 - summary.lower_bound_s / small.best.step_time_s, abs=1e-12)
+    assert summary.gap < 0.02
+    assert summary.solver in ("highs", "cbc")
+    assert summary.meshes_pruned == sum(count for _, count in summary.pruned_by)
+
+
+def test_same_inputs_same_answer(small: Outcome) -> None:
+    again = solved(Transformer(**LLAMA_8B), topology(2, memory=80e9), batch=64)
+    assert again == small
+
+
+def test_cbc_gives_the_same_plan(small: Outcome) -> None:
+    cbc = solved(Transformer(**LLAMA_8B), topology(2, memory=80e9), batch=64, solver="cbc")
+    assert cbc.best.candidate == small.best.candidate
+    assert cbc.best.step_time_s == pytest.approx(small.best.step_time_s, rel=2e-4)
+
+
+# --------------------------------------------------------------------------- experts and alternatives
+
+
+def test_expert_plans_are_named_and_never_faster(small: Outcome) -> None:
+    named = {name for a in small.alternatives if a.seeded_as for name in a.seeded_as.split(", ")}
+    best = {e.name for e in EXPERTS if e.holds(small.best.candidate, small_problem())}
+    assert {"FSDP", "DDP", "FSDP+TP", "Megatron 3D"} <= named | best
+    for alternative in small.alternatives:
+        if "more than the device has" in alternative.reason:
+            assert alternative.peak_memory_bytes > small.best.prediction.device_memory_bytes
+        else:
+            assert alternative.step_time_s >= small.best.step_time_s
+            assert alternative.reason.startswith(("slower by", "as fast"))
+
+
+def small_problem() -> SearchProblem:
+    """The problem of the `small` fixture."""
+    return Transformer(**LLAMA_8B).problem(topology(2, memory=80e9), batch=64)
+
+
+def test_runners_up_are_distinct_meshes(small: Outcome) -> None:
+    unnamed = [a.mesh for a in small.alternatives if a.seeded_as is None]
+    assert len(set(unnamed)) == len(unnamed)
+    assert small.best.candidate.mesh not in unnamed
+
+
+# --------------------------------------------------------------------------- pins
+
+
+@pytest.mark.parametrize(
+    "pins",
+    [
+        {"tp": 8},
+        {"pp": 4, "schedule": "1f1b", "zero": 1},
+        {"tp": 2, "pp": 2, "dp": 4, "micro_batch": 1},
+        {"pp": 2, "virtual_stages": 2, "schedule": "interleaved"},
+    ],
+)
+def test_pins_are_kept(pins: dict) -> None:
+    found = solved(Transformer(**LLAMA_8B), topology(2, memory=80e9), batch=64, pins=pins)
+    c = found.best.candidate
+    kept = c.mesh.sizes | {
+        "zero": c.zero_stage, "micro_batch": c.micro_batch, "schedule": c.schedule,
+        "virtual_stages": c.virtual_stages,
+    }  # fmt: skip
+    assert {name: kept[name] for name in pins} == pins
+
+
+def test_pinned_recompute_is_used_where_a_block_has_it() -> None:
+    found = solved(
+        Transformer(**LLAMA_8B), topology(2, memory=80e9), batch=64, pins={"recompute": "full", "pp": 1}
+    )
+    modes = {name: mode for stage in found.best.stages for name, _, mode in stage.blocks}
+    assert modes["layer"] == "full"
+
+
+# --------------------------------------------------------------------------- answers that must hold
+
+
+def test_tensor_groups_stay_inside_a_node() -> None:
+    found = solved(Transformer(**LLAMA_70B, kv=16), topology(8, memory=80e9), batch=256)
+    assert found.best.candidate.mesh.tp <= 8
+
+
+def test_experts_that_exceed_a_device_are_split() -> None:
+    found = solved(Transformer(**MIXTRAL), topology(2, memory=80e9), batch=128)
+    mesh = found.best.candidate.mesh
+    assert mesh.ep * mesh.tp * mesh.pp > 1 or found.best.candidate.zero_stage == 3
+    assert found.reasons
+
+
+def test_sizes_need_not_be_powers_of_two() -> None:
+    found = solved(Transformer(**LLAMA_8B), topology(3, memory=80e9), batch=96)
+    assert found.best.candidate.mesh.devices == 24
+
+
+def test_nothing_fits_says_what_would() -> None:
+    model, cluster = Transformer(**LLAMA_70B), topology(1, memory=24e9)
+    found = search(model.problem(cluster, batch=64), model.pricing(cluster))
+    assert isinstance(found, Infeasible)
+    assert found.short_by_bytes > 50e9
+    assert "nodes" in found.nearest_fix and "GiB" in found.reason
+    nodes = int(found.nearest_fix.split("(")[1].split()[0])
+    larger = topology(nodes, memory=24e9)
+    assert isinstance(search(model.problem(larger, batch=64), model.pricing(larger)), Outcome)
+
+
+def test_a_pin_that_does_not_fit_is_named() -> None:
+    model, cluster = Transformer(**LLAMA_70B), topology(8, memory=80e9)
+    pins = {"tp": 1, "pp": 1, "zero": 0}
+    found = search(model.problem(cluster, batch=64), model.pricing(cluster), pins=pins)
+    assert isinstance(found, Infeasible)
+    assert "tp=1, pp=1, zero=0" in found.nearest_fix
+
+
+def test_a_batch_that_no_mesh_divides() -> None:
+    model, cluster = Transformer(**(LLAMA_8B | {"layers": 3})), topology(7, memory=80e9, per_node=1)
+    found = search(model.problem(cluster, batch=10), model.pricing(cluster))
+    assert isinstance(found, Infeasible)
+    assert "70" in found.nearest_fix
+
+
+# --------------------------------------------------------------------------- limits and speed
+
+
+def test_a_time_limit_returns_the_incumbent_with_an_honest_gap() -> None:
+    found = solved(Transformer(**LLAMA_70B), topology(16, memory=80e9), batch=512, time_limit_s=0.0)
+    assert not found.summary.complete
+    full = solved(Transformer(**LLAMA_70B), topology(16, memory=80e9), batch=512)
+    assert found.summary.lower_bound_s <= full.best.step_time_s <= found.best.step_time_s
+    assert found.summary.gap > 0
+
+
+def test_progress_is_told() -> None:
+    told: list[SearchProgress] = []
+    solved(Transformer(**LLAMA_8B), topology(2, memory=80e9), batch=64, progress=told.append)
+    assert told[-1].incumbent_s is not None
+    assert all(a.priced <= b.priced for a, b in pairwise(told))
+
+
+def test_sixteen_thousand_devices_need_few_intra_op_calls() -> None:
+    model, cluster = Transformer(**LLAMA_405B), topology(2048, memory=80e9)
+    problem, pricing = model.problem(cluster, batch=2048), model.pricing(cluster)
+    start = time.process_time()
+    found = search(problem, pricing)
+    seconds = time.process_time() - start
+    assert isinstance(found, Outcome)
+    assert found.summary.gap < 0.01
+    assert len(set(model.calls)) <= 25
+    assert seconds < 3.0, "processor time, with room for a slow machine"
+
+
+def test_a_smaller_optimizer_needs_no_more_memory() -> None:
+    model, cluster = Transformer(**LLAMA_8B), topology(1, memory=80e9)
+    problem = replace(model.problem(cluster, batch=16), tp_sizes=(8,))
+    peaks = []
+    for name in ("sgd", "adamw"):
+        pins = {"tp": 8, "pp": 1, "micro_batch": 1, "recompute": "none"}
+        found = search(replace(problem, optimizer=OPTIMIZERS[name]), model.pricing(cluster), pins=pins)
+        assert isinstance(found, Outcome)
+        peaks.append(found.best.prediction.memory_by_kind_bytes["optimizer"])
+    assert peaks[0] == pytest.approx(peaks[1] / 3), "4 bytes of master copy against 12"
