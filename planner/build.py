@@ -12,7 +12,20 @@ import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 
-from .graph import DTYPE_BYTES, Block, Dim, Edge, Gemm, Graph, Inner, Op, Operand, SavedTensor, TracedGraph, Value
+from .graph import (
+    DTYPE_BYTES,
+    Block,
+    Dim,
+    Edge,
+    Gemm,
+    Graph,
+    Inner,
+    Op,
+    Operand,
+    SavedTensor,
+    TracedGraph,
+    Value,
+)
 from .layout import Collective
 from .rules.spec import Axis
 from .space import Described, Space, describe_all, names_of
@@ -184,9 +197,7 @@ def _op(space: Space, names: dict[int, str], described: Described) -> Op:
     else:
         reads_axes = tuple(_resolve(axes, expanded) for axes in spec.inputs if axes is not None)
         writes_axes = tuple(_resolve(axes, expanded) for axes in spec.outputs)
-    reads = tuple(
-        _operand(space, name, axes) for name, axes in zip(described.reads, reads_axes, strict=True)
-    )
+    reads = tuple(_operand(space, name, axes) for name, axes in zip(described.reads, reads_axes, strict=True))
     writes = tuple(_operand(space, name, axes) for name, axes in zip(node.outputs, writes_axes, strict=True))
     blocked = frozenset(d.label for d in dims) if not described.factored else _labels(spec.blocked, expanded)
     return Op(
@@ -212,7 +223,12 @@ def _op(space: Space, names: dict[int, str], described: Described) -> Op:
             for inner in spec.inner
             for label in _flat((inner.label,), expanded)
         ),
-        gemm=Gemm(**{key: _flat(group, expanded) for key, group in zip("mnk", spec.gemm, strict=False)}, batch=_flat(spec.gemm[3], expanded)) if spec.gemm else None,  # fmt: skip
+        gemm=Gemm(
+            **{key: _flat(group, expanded) for key, group in zip("mnk", spec.gemm, strict=False)},
+            batch=_flat(spec.gemm[3], expanded),
+        )
+        if spec.gemm
+        else None,  # fmt: skip
         flops=tuple((factor, _flat(labels, expanded)) for factor, labels in spec.flops),
         backward_flops=spec.backward_flops,
         experts=_flat((spec.experts,), expanded)[0] if spec.experts else None,
@@ -302,7 +318,11 @@ def _may_pass_partial(linear: tuple[int, ...], reads: tuple[Operand, ...]) -> bo
 
 
 def _saved(
-    space: Space, described: Described, reads: tuple[Operand, ...], writes: tuple[Operand, ...], dims: tuple[Dim, ...]
+    space: Space,
+    described: Described,
+    reads: tuple[Operand, ...],
+    writes: tuple[Operand, ...],
+    dims: tuple[Dim, ...],
 ) -> tuple[SavedTensor, ...]:
     result = []
     for saved in described.node.saved:
@@ -372,7 +392,8 @@ def _fuse(ops: tuple[Op, ...], space: Space) -> tuple[Op, ...]:
             writes = frozenset(
                 i
                 for i, write in enumerate(op.writes)
-                if write.tensor not in leaves_block and all(r.family in ("pointwise", "view") for r in readers[write.tensor])
+                if write.tensor not in leaves_block
+                and all(r.family in ("pointwise", "view") for r in readers[write.tensor])
                 and readers[write.tensor]
             )
             op = replace(op, fused_reads=reads, fused_writes=writes)
@@ -416,10 +437,7 @@ def _edges(
         )
         for (producer, consumers, block), count in counts.items()
     )
-    boundary = {
-        segment.name: next(iter(slots.get(segment.index, ())), None)
-        for segment in segments
-    }
+    boundary = {segment.name: next(iter(slots.get(segment.index, ())), None) for segment in segments}
     return edges, {name: (slot[0], slot[1]) if slot else None for name, slot in boundary.items()}
 
 
@@ -526,7 +544,7 @@ def _star(path: str, segment: Segment) -> str:
     if segment.list_path is None:
         return path
     prefix = f"{segment.list_path}.{segment.layer}"
-    return f"{segment.list_path}.*{path[len(prefix):]}" if path.startswith(prefix) else path
+    return f"{segment.list_path}.*{path[len(prefix) :]}" if path.startswith(prefix) else path
 
 
 def _tables(traced: TracedGraph, space: Space) -> frozenset[str]:

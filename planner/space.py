@@ -154,13 +154,20 @@ def _labels(space: Space, call: Call, spec: Spec) -> dict[str, tuple[int, ...]]:
     """Bind labels to the atoms of the tensors read, refining where an axis has several labels."""
     labels: dict[str, tuple[int, ...]] = {}
     for value, axes in zip(call.inputs, spec.inputs, strict=True):
-        for atoms, axis, size in zip(space.axes[value.name], axes or (), value.shape, strict=axes is not None):
+        for atoms, axis, size in zip(
+            space.axes[value.name], axes or (), value.shape, strict=axes is not None
+        ):
             _bind(space, labels, spec, axis, atoms, size)
     return labels
 
 
 def _bind(
-    space: Space, labels: dict[str, tuple[int, ...]], spec: Spec, axis: Axis, atoms: tuple[int, ...], size: int
+    space: Space,
+    labels: dict[str, tuple[int, ...]],
+    spec: Spec,
+    axis: Axis,
+    atoms: tuple[int, ...],
+    size: int,
 ) -> None:
     if len(axis) == 1 and axis[0] not in labels:
         labels[axis[0]] = atoms
@@ -231,7 +238,9 @@ def _mark_order(space: Space, call: Call, value: Value, read: list[str]) -> None
 def _stays_routed(space: Space, value: Value, read: list[str]) -> bool:
     rows = space.atoms.leaves(space.axes[value.name][0]) if value.shape else ()
     return any(
-        name in space.routed and space.atoms.leaves(space.axes[name][0]) == rows for name in read if space.axes[name]
+        name in space.routed and space.atoms.leaves(space.axes[name][0]) == rows
+        for name in read
+        if space.axes[name]
     )
 
 
@@ -263,7 +272,9 @@ def _name_projections(space: Space, strongest: dict[int, tuple[int, int, str]]) 
 def _numbered(space: Space, names: dict[int, str]) -> dict[int, str]:
     sizes: dict[str, list[int]] = defaultdict(list)
     result = {}
-    every = sorted({leaf for axes in space.axes.values() for axis in axes for leaf in space.atoms.leaves(axis)})
+    every = sorted(
+        {leaf for axes in space.axes.values() for axis in axes for leaf in space.atoms.leaves(axis)}
+    )
     for leaf in every:
         name = names.get(leaf) or f"d{space.atoms.size(leaf)}"
         size = space.atoms.size(leaf)
@@ -272,5 +283,3 @@ def _numbered(space: Space, names: dict[int, str]) -> dict[int, str]:
         number = sizes[name].index(size)
         result[leaf] = name if number == 0 else f"{name}{number + 1}"
     return result
-
-

@@ -1,7 +1,7 @@
 """The main job: a model and a topology in, a `Plan` (or why there is none) out.
 
-    trace or load the graph -> named iteration spaces -> search meshes, asking the intra-op solver
-    -> a plan with splits in words, predictions, reasons and a certificate
+trace or load the graph -> named iteration spaces -> search meshes, asking the intra-op solver
+-> a plan with splits in words, predictions, reasons and a certificate
 """
 
 from __future__ import annotations
@@ -154,13 +154,14 @@ def plan_graph(
 ) -> Plan | Infeasible:
     """Plan a graph that is already built. Raises `OptionError` for pins that cannot hold."""
     if not has_dim(graph, BATCH):
-        raise ModelError("no input of the model has a batch dim: example_inputs(batch, seq) must use batch first")
+        raise ModelError(
+            "no input of the model has a batch dim: example_inputs(batch, seq) must use batch first"
+        )
     problem = search_problem(graph, topology, job)
     checked = check_pins(
         pins,
         devices=topology.devices,
         global_batch=job.global_batch,
-        seq_len=job.seq_len,
         layers=max(problem.layers, 1),
         cluster=topology.name,
     )
@@ -223,7 +224,9 @@ def _facts(graph: Graph, block: Block, sparse: frozenset[str]) -> BlockFacts:
         count = math.prod(op.size(label) for axis in write.axes for label in axis)
         boundary = count * DTYPE_BYTES[write.dtype] / graph.batch
     flops = sum(
-        factor * math.prod(op.size(label) for label in labels) for op in block.ops for factor, labels in op.flops
+        factor * math.prod(op.size(label) for label in labels)
+        for op in block.ops
+        for factor, labels in op.flops
     )
     widths = {DTYPE_BYTES[v.dtype] for v in block.parameters}
     return BlockFacts(
@@ -361,12 +364,16 @@ def _size_reasons(graph: Graph, topology: Topology, splits: Splits) -> list[str]
     reasons = []
     limit = topology.device.memory_bytes
     for placement in parameter_placements(graph, splits):
-        value = next(v for b in graph.blocks.values() for v in b.parameters if (v.fqn or v.name) == placement.fqn)
+        value = next(
+            v for b in graph.blocks.values() for v in b.parameters if (v.fqn or v.name) == placement.fqn
+        )
         if value.bytes <= limit:
             continue
         cuts = [
             f"{text[2 : text.index(')')]} over {axis}={degree}"
-            for (axis, text), degree in zip(placement.placements, _degrees(splits, placement.placements), strict=True)
+            for (axis, text), degree in zip(
+                placement.placements, _degrees(splits, placement.placements), strict=True
+            )
             if text.startswith("S(")
         ]
         where = " and ".join(cuts) or "by ZeRO sharding only"

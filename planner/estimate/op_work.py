@@ -78,7 +78,9 @@ def _traffic(op: Op, sizes: Sizes, fused: bool) -> float:
         for i, read in enumerate(op.reads)
         if not (fused and i in op.fused_reads) and not (op.table and i == 0)
     ]
-    writes = [operand_bytes(w, sizes) for i, w in enumerate(op.writes) if not (fused and i in op.fused_writes)]
+    writes = [
+        operand_bytes(w, sizes) for i, w in enumerate(op.writes) if not (fused and i in op.fused_writes)
+    ]
     return sum(reads) + sum(writes) + (sum(writes) if op.table else 0.0)
 
 
@@ -88,12 +90,21 @@ def _backward_traffic(op: Op, sizes: Sizes, fused: bool) -> float:
         for i, read in enumerate(op.reads)
         if read.grad and not (fused and i in op.fused_reads)
     ]
-    arriving = [operand_bytes(w, sizes) for i, w in enumerate(op.writes) if not (fused and i in op.fused_writes)]
+    arriving = [
+        operand_bytes(w, sizes) for i, w in enumerate(op.writes) if not (fused and i in op.fused_writes)
+    ]
     return sum(written) + sum(arriving) + sum(saved_bytes(op, sizes))
 
 
 def _product(
-    op: Op, sizes: Sizes, m: tuple[str, ...], n: tuple[str, ...], k: tuple[str, ...], flops: float, moved: float, dtype: str
+    op: Op,
+    sizes: Sizes,
+    m: tuple[str, ...],
+    n: tuple[str, ...],
+    k: tuple[str, ...],
+    flops: float,
+    moved: float,
+    dtype: str,
 ) -> Work:
     assert op.gemm is not None
     return Work(

@@ -152,9 +152,7 @@ class AxisProblem:
         """The single choice of every op on an axis of one rank."""
         chosen = {key: options[0] for key, options in self.choices.items()}
         stored = {t: chosen[readers[0][0]].reads[readers[0][1]] for t, readers in self._readers().items()}
-        return AxisSolution(
-            axis=self.axis.name, degree=1, choices=chosen, parameters=stored, assignment=None
-        )
+        return AxisSolution(axis=self.axis.name, degree=1, choices=chosen, parameters=stored, assignment=None)
 
     def _build(self) -> None:
         for key, op in self.ops.items():
@@ -211,13 +209,20 @@ class AxisProblem:
         sources = [choice.writes[write] for choice in self.choices[producer]]
         first = edge.consumers[0]
         nbytes = self._bytes(first[:2], first[2])
-        self._connect(self.nodes[producer], sources, [(c[:2], c[2]) for c in edge.consumers], nbytes, edge.count)
+        self._connect(
+            self.nodes[producer], sources, [(c[:2], c[2]) for c in edge.consumers], nbytes, edge.count
+        )
 
     def _bytes(self, key: OpKey, read: int) -> float:
         return operand_bytes(self.ops[key].reads[read], self.sizes[key])
 
     def _connect(
-        self, node: int, sources: list[Placement], consumers: list[tuple[OpKey, int]], nbytes: float, count: float
+        self,
+        node: int,
+        sources: list[Placement],
+        consumers: list[tuple[OpKey, int]],
+        nbytes: float,
+        count: float,
     ) -> None:
         """Tie a producer to its consumers; several share each reshard through a node of their own."""
         if len(consumers) == 1:
@@ -238,10 +243,17 @@ class AxisProblem:
         return count * (self._moved_s(forward) + self._moved_s(backward))
 
     def _connect_shared(
-        self, node: int, sources: list[Placement], consumers: list[tuple[OpKey, int]], nbytes: float, count: float
+        self,
+        node: int,
+        sources: list[Placement],
+        consumers: list[tuple[OpKey, int]],
+        nbytes: float,
+        count: float,
     ) -> None:
         wants = {
-            key_read: [(c.reads[key_read[1]], c.read_gradients[key_read[1]]) for c in self.choices[key_read[0]]]
+            key_read: [
+                (c.reads[key_read[1]], c.read_gradients[key_read[1]]) for c in self.choices[key_read[0]]
+            ]
             for key_read in consumers
         }
         distinct = list(dict.fromkeys(want for options in wants.values() for want in options))
@@ -282,9 +294,7 @@ class AxisProblem:
         for tensor, readers in self._readers().items():
             if len(readers) < 2:
                 continue
-            layouts = tuple(
-                dict.fromkeys(c.reads[read] for key, read in readers for c in self.choices[key])
-            )
+            layouts = tuple(dict.fromkeys(c.reads[read] for key, read in readers for c in self.choices[key]))
             node = self.problem.node(0.0 for _ in layouts)
             self.parameter_nodes[tensor] = (node, layouts)
             key, read = readers[0]
@@ -303,7 +313,11 @@ class _Shared:
     """Price of keeping one tensor in a set of layouts: each reshard once, in both directions."""
 
     def __init__(
-        self, problem: AxisProblem, wants: list[tuple[Placement, Placement | None]], nbytes: float, count: float
+        self,
+        problem: AxisProblem,
+        wants: list[tuple[Placement, Placement | None]],
+        nbytes: float,
+        count: float,
     ) -> None:
         self._problem, self._wants, self._nbytes, self._count = problem, wants, nbytes, count
         self._prices: dict[tuple[Placement, Placement, bool], float] = {}
@@ -347,5 +361,3 @@ def inner_exchanges(
 def is_gathered(source: Placement, target: Placement) -> bool:
     """Whether a reshard makes a whole tensor out of shards."""
     return isinstance(source, Shard) and isinstance(target, Replicate)
-
-

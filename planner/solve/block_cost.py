@@ -64,9 +64,7 @@ def block_costs(
     }
 
 
-def _reshards(
-    graph: Graph, solution: AxisSolution, sizes: dict[OpKey, Sizes]
-) -> list[tuple[Reshard, str]]:
+def _reshards(graph: Graph, solution: AxisSolution, sizes: dict[OpKey, Sizes]) -> list[tuple[Reshard, str]]:
     """Every conversion on the edges of the graph along one axis, each paid once per layout."""
     if solution.degree == 1:
         return []

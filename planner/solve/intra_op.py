@@ -156,7 +156,8 @@ class _Solver:
         levels = tuple(self._topology.levels[span.outermost].name for span in spans)
         blocks = block_costs(self._graph, splits, axes, levels, self._framework, self._work_time)
         seconds = sum(
-            self._graph.blocks[name].count * (cost.forward_s + cost.backward_s) for name, cost in blocks.items()
+            self._graph.blocks[name].count * (cost.forward_s + cost.backward_s)
+            for name, cost in blocks.items()
         )
         comm = sum(
             self._graph.blocks[name].count * c.seconds * c.count
