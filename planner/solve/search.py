@@ -108,7 +108,7 @@ class _Run:
         self.priced: dict[Candidate, Priced | None] = {}
         self.best: Priced | None = None
         self.best_costed: Costed
-        self.pruned: Counter[str] = Counter()
+        self.pruned: dict[Candidate, str] = {}
         self.complete = True
         self.proven_s = math.inf
         self.queue: list[_Entry] = []
@@ -173,7 +173,9 @@ class _Run:
         while self.queue:
             entry = heappop(self.queue)
             if self.best is not None and entry.bound_s >= self.best.step_time_s:
-                self.pruned["time: its lower bound is above the best plan"] += len(self.queue) + 1
+                self._prune("time: its lower bound is above the best plan", entry.candidate)
+                for other in self.queue:
+                    self._prune("time: its lower bound is above the best plan", other.candidate)
                 self.proven_s = min(self.proven_s, entry.bound_s)
                 heappush(self.queue, entry)
                 return
@@ -184,6 +186,10 @@ class _Run:
                 return
             self._advance(entry)
             self._report(entry)
+
+    def _prune(self, bound: str, candidate: Candidate) -> None:
+        """Note which bound ruled a candidate out, the first one if there are several."""
+        self.pruned.setdefault(candidate, bound)
 
     def _advance(self, entry: _Entry) -> None:
         """Tighten one entry's bound, or price it."""
@@ -197,7 +203,7 @@ class _Run:
         else:
             bound = max(entry.bound_s, self.ideal_bound_s(candidate), self.floor_s(candidate))
             if math.isinf(bound):
-                self.pruned["memory: parameters, states and checkpoints alone do not fit"] += 1
+                self._prune("memory: parameters, states and checkpoints alone do not fit", candidate)
                 self.memory_short.append(candidate)
             else:
                 heappush(self.queue, replace(entry, bound_s=bound, ideal=True))
@@ -205,11 +211,11 @@ class _Run:
     def _push_costed(self, candidate: Candidate) -> None:
         solutions = self.solutions(candidate)
         if not solutions:
-            self.pruned["divisibility: the model cannot be split this way"] += 1
+            self._prune("divisibility: the model cannot be split this way", candidate)
         for index, solution in enumerate(solutions):
             costed = self._costed_like(candidate, solution)
             if math.isinf(costed.bound_s):
-                self.pruned["memory: does not fit even with full recomputation"] += 1
+                self._prune("memory: does not fit even with full recomputation", candidate)
                 self.memory_short.append(candidate)
             else:
                 key = (*_queue_key(candidate), index)
@@ -226,7 +232,7 @@ class _Run:
         """Exact stages and modes; the incumbent changes when they are faster."""
         plan = shortest(costed.stage_problem)
         if plan.status is Status.INFEASIBLE:
-            self.pruned["memory: no stages and recompute modes fit"] += 1
+            self._prune("memory: no stages and recompute modes fit", costed.candidate)
             self.memory_short.append(costed.candidate)
             self.priced.setdefault(costed.candidate, None)
             return None
@@ -254,7 +260,7 @@ class _Run:
             self.progress(
                 SearchProgress(
                     considered=len(self.entries),
-                    pruned=sum(self.pruned.values()),
+                    pruned=len(self.pruned),
                     priced=len(self.priced),
                     incumbent_s=self.best.step_time_s if self.best else None,
                     bound_s=entry.bound_s,
@@ -336,10 +342,12 @@ class _Run:
         best = self.best
         assert best is not None
         lower = min(self.proven_s, best.step_time_s)
+        priced = {candidate for candidate, found in self.priced.items() if found}
+        pruned = Counter(bound for candidate, bound in self.pruned.items() if candidate not in priced)
         summary = SearchSummary(
             meshes_considered=len(self.entries),
-            meshes_pruned=sum(self.pruned.values()),
-            pruned_by=tuple(sorted(self.pruned.items())),
+            meshes_pruned=pruned.total(),
+            pruned_by=tuple(sorted(pruned.items())),
             lower_bound_s=lower,
             gap=(best.step_time_s - lower) / best.step_time_s,
             solver=best.solver,
