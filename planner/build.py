@@ -27,7 +27,7 @@ from .graph import (
     Value,
 )
 from .layout import Collective
-from .rules.spec import Axis
+from .rules.spec import Axis, Spec
 from .space import Described, Space, describe_all, names_of
 
 TABLE_SHARE = 0.5
@@ -223,12 +223,7 @@ def _op(space: Space, names: dict[int, str], described: Described) -> Op:
             for inner in spec.inner
             for label in _flat((inner.label,), expanded)
         ),
-        gemm=Gemm(
-            **{key: _flat(group, expanded) for key, group in zip("mnk", spec.gemm, strict=False)},
-            batch=_flat(spec.gemm[3], expanded),
-        )
-        if spec.gemm
-        else None,  # fmt: skip
+        gemm=_gemm(spec, expanded),
         flops=tuple((factor, _flat(labels, expanded)) for factor, labels in spec.flops),
         backward_flops=spec.backward_flops,
         experts=_flat((spec.experts,), expanded)[0] if spec.experts else None,
@@ -242,6 +237,13 @@ def _op(space: Space, names: dict[int, str], described: Described) -> Op:
         module_class=node.module_class,
         source=node.source,
     )
+
+
+def _gemm(spec: Spec, expanded: dict[str, tuple[Dim, ...]]) -> Gemm | None:
+    if spec.gemm is None:
+        return None
+    m, n, k, batch = (_flat(group, expanded) for group in spec.gemm)
+    return Gemm(m=m, n=n, k=k, batch=batch)
 
 
 def _expand_labels(space: Space, names: dict[int, str], described: Described) -> dict[str, tuple[Dim, ...]]:

@@ -8,7 +8,6 @@ op they stay two labels, one reduced and one produced.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from dataclasses import dataclass, field
 

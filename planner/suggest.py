@@ -28,7 +28,7 @@ from .graph import DTYPE_BYTES, Block, Graph
 from .graph_cache import TraceOptions, load_or_trace
 from .options import DEFAULT_SEQ_LEN, check_names, check_pins, check_sizes, choose_dtype, job_from_options
 from .plan import ClusterInfo, Infeasible, Link, ModelInfo, Plan
-from .problem import BlockFacts, Outcome, Pricing, SearchProgress, SearchProblem
+from .problem import BlockFacts, Outcome, Pricing, SearchProblem, SearchProgress
 from .profile import OPTIMIZERS, Framework, Job
 from .rules.choices import BATCH, SEQUENCE
 from .solve.block_cost import sparse_parameters

@@ -17,10 +17,14 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..errors import SolverError
+
+if TYPE_CHECKING:
+    import pulp
 
 Matrix = np.ndarray
 MAX_JOINT_STATES = 4096
@@ -224,7 +228,9 @@ def _ilp(
     return states, solution.bound, solution.status is solver.Status.OPTIMAL
 
 
-def _edge_rows(model, left: list, right: list, w: Matrix, name: str) -> list:  # noqa: ANN001
+def _edge_rows(
+    model: pulp.LpProblem, left: list, right: list, w: Matrix, name: str
+) -> list[pulp.LpAffineExpression]:
     """Variables for the finite pairs of one edge, tied to both ends; returns its objective terms."""
     import pulp
 
