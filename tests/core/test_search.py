@@ -79,7 +79,7 @@ class Transformer:
     seq: int
     kv: int = 8
     experts: int = 0
-    calls: list[tuple[int, int, int]] = field(default_factory=list)
+    calls: list[tuple[int, int, int]] = field(default_factory=list, init=False)
 
     def facts(self) -> dict[str, BlockFacts]:
         """Split-independent truth of the three block classes."""
