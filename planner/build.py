@@ -32,8 +32,8 @@ from .space import Described, Space, describe_all, names_of
 
 TABLE_SHARE = 0.5
 """Embedding tables are sparse parameters when they hold more than this share of all parameters."""
-TABLE_MINIMUM_SHARE = 0.01
-"""A smaller table is not worth an exchange of its own."""
+TABLE_MINIMUM_ELEMENTS = 2**23
+"""A smaller table is cheaper to replicate: its gradient is no larger than the vectors of one batch."""
 
 
 def build(traced: TracedGraph) -> Graph:
@@ -563,7 +563,7 @@ def _tables(traced: TracedGraph, space: Space) -> frozenset[str]:
     if sum(numel.values()) <= TABLE_SHARE * max(traced.parameters, 1):
         return frozenset()
     return frozenset(
-        str(tables[name].fqn) for name, n in numel.items() if n >= TABLE_MINIMUM_SHARE * traced.parameters
+        str(tables[name].fqn) for name, n in numel.items() if n >= TABLE_MINIMUM_ELEMENTS
     )
 
 
