@@ -114,6 +114,9 @@ NoCache = Annotated[bool, _option("--no-cache", None, "Trace the model again and
 Output = Annotated[Path | None, _option("--output/-o", "FILE", "Write the plan (YAML) to this file.")]
 Json = Annotated[bool, _option("--json", None, "Print one JSON document instead of a report.")]
 Quiet = Annotated[bool, _option("--quiet/-q", None, "No progress and no notes on stderr.")]
+SavedPlan = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.", show_default=False)]
+Target = Annotated[str, _option("--to", "X", "megatron, torchtitan, deepspeed, accelerate, hf, ...")]
+Directory = Annotated[Path | None, _option("--output/-o", "DIR", "Write the files into this directory.")]
 Debug = Annotated[bool, _option("--debug", None, "Show the traceback of an internal error.")]
 
 
@@ -251,6 +254,32 @@ def estimate(
     elif best:
         _console().print(against_best(answer.plan, best), markup=False, highlight=False)
     _leave(answer)
+
+
+@app.command(
+    epilog="""Examples:
+
+    tpplan export plan.yaml --to megatron -o launch
+
+    tpplan export plan.yaml --to hf --json"""
+)
+def export(
+    plan: SavedPlan, to: Target, output: Directory = None, json_: Json = False, quiet: Quiet = False
+) -> None:
+    """Write a plan in another framework's words; what it cannot express is said, or refused."""
+    from .planner.plan_file import load
+    from .report.exporters import export as exported_to
+
+    exported = exported_to(load(plan), to)
+    if output:
+        _write_files(exported.files | {"plan.yaml": plan.read_text()}, output, quiet=quiet)
+    if json_:
+        _print_json({"to": to, "files": exported.files, "deviations": list(exported.deviations)})
+        return
+    if not output:
+        print("\n".join(f"# ==> {name} <==\n{text}" for name, text in exported.files.items()), end="")
+    for deviation in exported.deviations:
+        print(f"tpplan: deviation: {deviation}", file=sys.stderr)
 
 
 @topology_app.command("list", epilog="Example:  tpplan topology list --json")
@@ -447,6 +476,17 @@ def _save(plan: Plan, path: Path, *, quiet: bool) -> None:
     save(plan, path)
     if not quiet:
         print(f"tpplan: wrote {path}", file=sys.stderr)
+
+
+def _write_files(files: dict[str, str], directory: Path, *, quiet: bool) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (directory / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OptionError(f"--output {directory}: cannot write there: {error.strerror}") from None
+    if not quiet:
+        print(f"tpplan: wrote {', '.join(files)} to {directory}", file=sys.stderr)
 
 
 def _print_report(answer: Answer) -> None:

@@ -43,6 +43,7 @@ FLAGS = {
         "--set", "--framework", "--dtype", "--optimizer", "--compare", "--no-compare", "--no-cache",
         "--json", "--quiet", "-q",
     },
+    "export": {"--to", "--output", "-o", "--json", "--quiet", "-q"},
     "topology list": {"--json"},
     "topology show": {"--nodes", "--json"},
 }  # fmt: skip

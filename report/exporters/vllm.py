@@ -1,0 +1,44 @@
+"""vLLM: the parallel flags of `vllm serve` (a training plan maps only in part)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...planner.plan import Plan
+from .registry import Exported, exporter
+from .serving import deviations
+from .shell import Flag, array, head
+
+NAME = "vllm"
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+@exporter(NAME, "flags of vllm serve (tp, pp, ep of a training plan)")
+def export(plan: Plan) -> Exported:
+    """`vllm_args.sh`."""
+    text = head(plan, 'source this file, then: vllm serve MODEL "${VLLM_ARGS[@]}"')
+    return Exported(
+        files={"vllm_args.sh": text + array("VLLM_ARGS", _flags(plan))},
+        deviations=(*deviations(plan, target="vLLM"), *_experts(plan)),
+    )
+
+
+def _flags(plan: Plan) -> Iterator[Flag]:
+    yield "--tensor-parallel-size", str(plan.mesh.tp)
+    yield "--pipeline-parallel-size", str(plan.mesh.pp)
+    if plan.mesh.ep > 1:
+        yield "--data-parallel-size", str(plan.mesh.ep)
+        yield ("--enable-expert-parallel",)
+    yield "--dtype", DTYPES[plan.job.dtype]
+    if plan.model.tokens_per_sample > 1:
+        yield "--max-model-len", str(plan.job.seq_len)
+
+
+def _experts(plan: Plan) -> Iterator[str]:
+    """vLLM spreads experts over all ranks of tp and dp together."""
+    mesh = plan.mesh
+    if mesh.ep > 1 and mesh.tp > 1:
+        yield (
+            f"vLLM spreads whole experts over tp x dp = {mesh.tp * mesh.ep} ranks; the plan spreads them "
+            f"over ep={mesh.ep} and cuts each over tp={mesh.tp}"
+        )

@@ -1,0 +1,67 @@
+"""The commands that read a plan file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tpplan import cli
+from tpplan.planner.plan_file import load, save
+from tpplan.report.exporters import targets
+
+from .sample_plan import llama3_8b
+
+DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> str:
+    save(llama3_8b(), tmp_path / "plan.yaml")
+    return str(tmp_path / "plan.yaml")
+
+
+# --------------------------------------------------------------------------- export
+
+
+def test_files_go_to_stdout_and_deviations_to_stderr(plan: str, capsys):
+    assert cli.main(["export", plan, "--to", "accelerate"]) == 0
+    told = capsys.readouterr()
+    assert told.out.startswith("# ==> accelerate.yaml <==\n")
+    assert "tpplan: deviation: FSDP2 has no ZeRO-1" in told.err
+
+
+def test_files_are_written_with_the_plan(plan: str, tmp_path: Path, capsys):
+    assert cli.main(["export", plan, "--to", "torchrun", "-o", str(tmp_path / "out")]) == 0
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {"train.py", "run.sh", "plan.yaml"}
+    assert load(tmp_path / "out" / "plan.yaml") == llama3_8b()
+    assert capsys.readouterr().out == ""
+
+
+def test_export_as_one_json_document(plan: str, capsys):
+    assert cli.main(["export", plan, "--to", "megatron", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert set(document) == {"to", "files", "deviations"} and "megatron_args.sh" in document["files"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--to", "megatronn"], "did you mean 'megatron'"),
+        (["--to", "deepspeed", "-o", "/dev/null/x"], "/dev/null/x"),
+        ([], "--to"),
+    ],
+)
+def test_bad_exports_exit_2(plan: str, arguments: list[str], says: str, capsys):
+    assert cli.main(["export", plan, *arguments]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_missing_plan_is_named(capsys):
+    assert cli.main(["export", "nowhere.yaml", "--to", "vllm"]) == 2
+    assert "nowhere.yaml: cannot read the plan" in capsys.readouterr().err
+
+
+def test_every_target_is_documented():
+    text = DOCS.read_text()
+    assert [target.name for target in targets() if f"`{target.name}`" not in text] == []
