@@ -103,6 +103,9 @@ class ParameterGroup:
     """Number of parameter tensors (for per-tensor optimizer overheads)."""
     replicated_over_tp: bool = False
     """Its gradient needs a sum over tp as well (norm weights under sequence parallelism)."""
+    tied: bool = False
+    """A copy of parameters that an earlier block owns, held because a pipeline separates the two;
+    their gradients are summed over both stages once per step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

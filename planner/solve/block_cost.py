@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ..cost import BlockCost, Communication, Estimate, Origin, ParameterGroup, Recompute, Work, worst
 from ..estimate.op_work import Sizes, backward_work, extent, forward_work, operand_bytes, saved_bytes
-from ..graph import DTYPE_BYTES, Block, Edge, Graph, Op
+from ..graph import DTYPE_BYTES, Block, Edge, Graph, Op, Value
 from ..layout import Collective, Partial, Placement, Replicate, Shard, conversion, gradient_needed
 from ..profile import Framework
 from ..rules.choices import Choice
@@ -51,15 +51,20 @@ def block_costs(
     levels: tuple[str, ...],
     framework: Framework,
     work_time: Callable[[Work], Estimate],
+    *,
+    pipelined: bool = False,
 ) -> dict[str, BlockCost]:
-    """`BlockCost` of every block class. `axes` and `levels` are those of ep and tp, in this order."""
+    """`BlockCost` of every block class. `axes` and `levels` are those of ep and tp, in this order.
+
+    `pipelined`: blocks may lie on different stages, so each holds its own copy of tied parameters.
+    """
     priced = {axis.name: (axis, level) for axis, level in zip(axes, levels, strict=True)}
     reshards = defaultdict(list)
     for solution, sizes in ((splits.ep, splits.before_ep), (splits.tp, splits.before_tp)):
         for reshard, block in _reshards(graph, solution, sizes):
             reshards[block].append(reshard)
     return {
-        name: _Block(graph, block, splits, reshards[name], priced, framework, work_time).cost()
+        name: _Block(graph, block, splits, reshards[name], priced, framework, work_time, pipelined).cost()
         for name, block in graph.blocks.items()
     }
 
@@ -154,8 +159,9 @@ class _Block:
         priced: dict[str, tuple[Axis, str]],
         framework: Framework,
         work_time: Callable[[Work], Estimate],
+        pipelined: bool,
     ) -> None:
-        self.graph, self.block, self.splits = graph, block, splits
+        self.graph, self.block, self.splits, self.pipelined = graph, block, splits, pipelined
         self.reshards, self.priced = reshards, priced
         self.framework, self.work_time = framework, work_time
         self.fused = framework.fuses_pointwise
@@ -369,7 +375,7 @@ class _Block:
 
     def _parameters(self) -> list[ParameterGroup]:
         groups: dict[tuple, list[float]] = defaultdict(list)
-        for value in self.block.parameters:
+        for value, tied in (*((v, False) for v in self.block.parameters), *((v, True) for v in self._tied())):
             over_tp = self.splits.tp.parameters.get(value.name, Replicate())
             over_ep = self.splits.ep.parameters.get(value.name, Replicate())
             numel = value.numel
@@ -380,6 +386,7 @@ class _Block:
                 value.name in sparse_parameters(self.graph),
                 value.trainable,
                 isinstance(over_tp, Replicate) and self._partial_gradient(value.name),
+                tied,
             )
             groups[key].append(numel)
         return [
@@ -390,9 +397,21 @@ class _Block:
                 trainable=trainable,
                 tensors=len(sizes),
                 replicated_over_tp=replicated,
+                tied=tied,
             )
-            for (width, sparse, trainable, replicated), sizes in sorted(groups.items())
+            for (width, sparse, trainable, replicated, tied), sizes in sorted(groups.items())
         ]
+
+    def _tied(self) -> list[Value]:
+        """Parameters of other blocks that this one reads too, when a pipeline may part them."""
+        if not self.pipelined:
+            return []
+        read = {read.tensor for op in self.block.ops for read in op.reads if read.kind == "parameter"}
+        own = {value.name for value in self.block.parameters}
+        others = (
+            v for block in self.graph.blocks.values() if block is not self.block for v in block.parameters
+        )
+        return [value for value in others if value.name in read - own]
 
     def _partial_gradient(self, tensor: str) -> bool:
         """Whether the ranks of tp each hold a term of this parameter's gradient."""

@@ -60,15 +60,17 @@ def intra_op(
 
     @cache
     def frontier(
-        tp: int, ep: int, cp: int, tp_span: GroupSpan, ep_span: GroupSpan, micro_batch: int
+        tp: int, ep: int, cp: int, tp_span: GroupSpan, ep_span: GroupSpan, micro_batch: int, pipelined: bool
     ) -> tuple[IntraSolution, ...]:
-        solver = _Solver(graph, topology, framework, prices, work_time)
+        solver = _Solver(graph, topology, framework, prices, work_time, pipelined)
         return solver.frontier(tp, ep, cp, tp_span, ep_span, micro_batch)
+
+    tied = has_tied_parameters(graph)
 
     def solve(mesh: Mesh, micro_batch: int) -> tuple[IntraSolution, ...]:
         tp_span = topology.span(size=mesh.tp, stride=mesh.stride("tp"))
         ep_span = topology.span(size=mesh.ep, stride=mesh.stride("ep"))
-        return frontier(mesh.tp, mesh.ep, mesh.cp, tp_span, ep_span, micro_batch)
+        return frontier(mesh.tp, mesh.ep, mesh.cp, tp_span, ep_span, micro_batch, tied and mesh.pp > 1)
 
     return solve
 
@@ -83,9 +85,10 @@ class _Solver:
         framework: Framework,
         prices: Prices,
         work_time: Callable[[Work], Estimate],
+        pipelined: bool,
     ) -> None:
         self._graph, self._topology, self._framework = graph, topology, framework
-        self._prices, self._work_time = prices, work_time
+        self._prices, self._work_time, self._pipelined = prices, work_time, pipelined
 
     def frontier(
         self, tp: int, ep: int, cp: int, tp_span: GroupSpan, ep_span: GroupSpan, micro_batch: int
@@ -154,7 +157,9 @@ class _Solver:
         self, splits: Splits, axes: tuple[Axis, Axis], spans: tuple[GroupSpan, GroupSpan]
     ) -> IntraSolution:
         levels = tuple(self._topology.levels[span.outermost].name for span in spans)
-        blocks = block_costs(self._graph, splits, axes, levels, self._framework, self._work_time)
+        blocks = block_costs(
+            self._graph, splits, axes, levels, self._framework, self._work_time, pipelined=self._pipelined
+        )
         seconds = sum(
             self._graph.blocks[name].count * (cost.forward_s + cost.backward_s)
             for name, cost in blocks.items()
@@ -173,6 +178,17 @@ class _Solver:
             optimal=assignment is None or assignment.optimal,
             splits=splits,
         )
+
+
+def has_tied_parameters(graph: Graph) -> bool:
+    """Whether two blocks read the same parameter, as an embedding and a head with one table do."""
+    readers: dict[str, str] = {}
+    for block in graph.blocks.values():
+        for op in block.ops:
+            for read in op.reads:
+                if read.kind == "parameter" and readers.setdefault(read.tensor, block.name) != block.name:
+                    return True
+    return False
 
 
 def traced_sizes(graph: Graph, *, batch: int, sequence_parts: int) -> dict[OpKey, Sizes] | None:
