@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .planner.options import Pins
     from .planner.plan import Infeasible, Plan
     from .planner.topology import Topology
+    from .topologies.importers.read import Imported
 
 DONE, FAILED, BAD_INPUT, INFEASIBLE, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -86,6 +87,7 @@ TOPOLOGY_HELP = "A bundled name, name:NODES, or a YAML file."
 SET_HELP = "Fix some of pp, dp, cp, ep, tp, zero, micro_batch, recompute, schedule, virtual_stages."
 BATCH_HELP = "Samples per step; without it, about 4 Mi tokens."
 SEQ_HELP = "Tokens per sample; without it, 4096."
+PASTE_HELP = "A paste of `nvidia-smi topo -m`, logs of nccl-tests; - is the standard input."
 DTYPE_HELP = "bf16 (default where the device has it), fp16, fp32."
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP, show_default=False)]
@@ -112,6 +114,10 @@ Compare = Annotated[
 ]
 NoCache = Annotated[bool, _option("--no-cache", None, "Trace the model again and keep no graph.")]
 Output = Annotated[Path | None, _option("--output/-o", "FILE", "Write the plan (YAML) to this file.")]
+TopologyOutput = Annotated[Path | None, _option("--output/-o", "FILE", "Write the topology to this file.")]
+Pastes = Annotated[list[Path], typer.Argument(metavar="FILE...", help=PASTE_HELP, show_default=False)]
+DeviceName = Annotated[str | None, _option("--device", "NAME", "The device, where the paste does not say.")]
+NicGbit = Annotated[float | None, _number("--nic-gbit", "G", "What one NIC carries, Gb/s.", float)]
 Json = Annotated[bool, _option("--json", None, "Print one JSON document instead of a report.")]
 Quiet = Annotated[bool, _option("--quiet/-q", None, "No progress and no notes on stderr.")]
 SavedPlan = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.", show_default=False)]
@@ -305,6 +311,60 @@ def topology_show(topology: TopologyShown, nodes: Nodes = None, json_: Json = Fa
         _print_json(document(cluster))
     else:
         _console().print(render(cluster))
+
+
+@topology_app.command(
+    "import",
+    epilog="Example:  nvidia-smi topo -m > topo.txt; tpplan topology import topo.txt -o cluster.yaml",
+)
+def topology_import(
+    files: Pastes,
+    device: DeviceName = None,
+    nodes: Nodes = None,
+    nic_gbit: NicGbit = None,
+    output: TopologyOutput = None,
+    json_: Json = False,
+) -> None:
+    """Make a topology of an `nvidia-smi topo -m` paste and nccl-tests logs, or curves of the logs alone."""
+    from .planner.options import check_sizes
+    from .topologies.importers.read import import_files
+
+    check_sizes(nodes=nodes)
+    if nic_gbit is not None and not nic_gbit > 0.0:
+        raise OptionError(f"--nic-gbit {nic_gbit:g}: must be greater than 0")
+    _check_output(output)
+    found = import_files(files, device=device, nodes=nodes or 1, nic_gbit=nic_gbit)
+    _write_imported(found, output, json_=json_)
+
+
+@topology_app.command("detect", epilog="Example:  tpplan topology detect -o here.yaml")
+def topology_detect(
+    device: DeviceName = None, nodes: Nodes = None, output: TopologyOutput = None, json_: Json = False
+) -> None:
+    """Look at this machine: its devices, links and network ports, without measuring anything."""
+    from .planner.options import check_sizes
+    from .topologies.importers.detect import detect
+
+    check_sizes(nodes=nodes)
+    _check_output(output)
+    _write_imported(detect(device=device, nodes=nodes or 1), output, json_=json_)
+
+
+def _write_imported(found: Imported, output: Path | None, *, json_: bool) -> None:
+    from .topologies.importers.draft import to_yaml
+    from .topologies.importers.read import document
+    from .topologies.write import write_text
+
+    for note in found.notes:
+        print(f"tpplan: note: {note}", file=sys.stderr)
+    text = to_yaml(found.data)
+    if output:
+        write_text(output, text)
+        print(f"tpplan: wrote {output}", file=sys.stderr)
+    if json_:
+        _print_json(document(found))
+    elif not output:
+        print(text, end="")
 
 
 # --------------------------------------------------------------------------- from options to a request

@@ -54,6 +54,8 @@ class CollectiveCurve:
     points: tuple[tuple[float, float], ...]
     """(bytes, seconds), increasing; bytes as nccl-tests counts them (the whole buffer)."""
     source: str
+    inside: tuple[int, ...] | None = None
+    """Members in one unit of each level below (innermost first); None: every unit below is full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

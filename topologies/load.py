@@ -7,7 +7,10 @@ times microseconds. Every fault is a `TopologyError` naming file, line, field an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +30,6 @@ if TYPE_CHECKING:
     from .schema import (
         ClusterFile,
         CurveEntry,
-        CurveFile,
         DeviceFile,
         EfficiencyEntry,
         LevelFile,
@@ -64,11 +66,16 @@ def load_file(path: Path) -> Topology:
     return Topology(
         name=cluster.name,
         description=cluster.description,
-        device=_device_of(document, cluster.device),
-        levels=tuple(_level(document, i, level) for i, level in enumerate(cluster.levels)),
+        device=_device_of(document, cluster),
+        levels=tuple(_level(document, i, cluster.levels) for i in range(len(cluster.levels))),
         usd_per_device_hour=cluster.usd_per_device_hour,
-        sources={"usd_per_device_hour": cluster.price_source} if cluster.price_source else {},
+        sources=_cluster_sources(cluster),
     )
+
+
+def _cluster_sources(cluster: ClusterFile) -> dict[str, str]:
+    price = {"usd_per_device_hour": cluster.price_source} if cluster.price_source else {}
+    return price | ({"notes": "; ".join(cluster.notes)} if cluster.notes else {})
 
 
 def load_device(name: str) -> Device:
@@ -122,9 +129,11 @@ def _check_levels(document: Document, cluster: ClusterFile) -> None:
         raise document.error(("levels", len(names) - 1, "name"), problem)
 
 
-def _device_of(document: Document, name: str) -> Device:
+def _device_of(document: Document, cluster: ClusterFile) -> Device:
+    if cluster.measured_device is not None:
+        return _device(document.path, cluster.measured_device)
     try:
-        path = find("device", name, "devices", beside=document.path.parent)
+        path = find("device", cluster.device, "devices", beside=document.path.parent)
     except TopologyError as error:
         raise document.error(("device",), str(error)) from error
     return _read_device(path)
@@ -133,7 +142,11 @@ def _device_of(document: Document, name: str) -> Device:
 def _read_device(path: Path) -> Device:
     from .schema import DeviceFile, check
 
-    device = check(read(path), DeviceFile)
+    return _device(path, check(read(path), DeviceFile))
+
+
+def _device(path: Path, device: DeviceFile) -> Device:
+    own = {family: _efficiency_curve(entry) for family, entry in (device.efficiency or {}).items()}
     return Device(
         name=device.name,
         description=device.description,
@@ -142,7 +155,7 @@ def _read_device(path: Path) -> Device:
         memory_bytes=round(device.memory_gib * GIB),
         memory_bytes_per_s=device.memory_bandwidth_gb_per_s * GB,
         peak_flops={dtype: tflops * TERA for dtype, tflops in device.peak_tflops.items()},
-        efficiency=_efficiency(device.architecture),
+        efficiency={**_efficiency(device.architecture), **own},
         kernel_latency_s=device.kernel_latency_us * MICRO,
         sources=_device_sources(path, device),
     )
@@ -174,7 +187,8 @@ def _efficiency_curve(entry: EfficiencyEntry) -> Efficiency:
     return Efficiency(curve=tuple(points), origin=entry.origin, source=entry.source)
 
 
-def _level(document: Document, index: int, level: LevelFile) -> Level:
+def _level(document: Document, index: int, levels: Sequence[LevelFile]) -> Level:
+    level = levels[index]
     return Level(
         name=level.name,
         size=level.size,
@@ -182,7 +196,7 @@ def _level(document: Document, index: int, level: LevelFile) -> Level:
         bytes_per_s=level.gb_per_s * GB,
         latency_s=level.latency_us * MICRO,
         efficiency=level.efficiency,
-        curves=_curves(document, index, level) if level.curves else (),
+        curves=(*_measured(document, index, levels), *_curves(document, index, level)),
         source=_level_source(document, level),
     )
 
@@ -201,16 +215,35 @@ def _level_source(document: Document, level: LevelFile) -> str:
 def _curves(document: Document, index: int, level: LevelFile) -> tuple[CollectiveCurve, ...]:
     from .schema import CurveFile, check
 
-    assert level.curves is not None
+    if level.curves is None or level.measured is not None:
+        return ()
     try:
         path = find("curve file", level.curves, "curves", beside=document.path.parent)
     except TopologyError as error:
         raise document.error(("levels", index, "curves"), str(error)) from error
     file = check(read(path), CurveFile)
-    return tuple(_curve(file, entry) for entry in file.curves if entry.ranks <= level.size)
+    return tuple(_curve(entry, file.source) for entry in file.curves if entry.ranks <= level.size)
 
 
-def _curve(file: CurveFile, entry: CurveEntry) -> CollectiveCurve:
+def _measured(document: Document, index: int, levels: Sequence[LevelFile]) -> tuple[CollectiveCurve, ...]:
+    """Curves given in the cluster file itself, checked against the levels they were measured on."""
+    sizes = [level.size for level in levels[:index]]
+    found = []
+    for i, entry in enumerate(levels[index].measured or ()):
+        inside = sizes if entry.inside is None else entry.inside
+        place = ("levels", index, "measured", i)
+        if len(inside) != len(sizes):
+            problem = f"found {len(inside)} numbers, expected one for each of the {len(sizes)} levels below"
+            raise document.error((*place, "inside"), problem)
+        if entry.ranks % prod(inside) or entry.ranks == prod(inside):
+            problem = f"found {entry.ranks}, expected a multiple of the {prod(inside)} ranks in one unit"
+            raise document.error((*place, "ranks"), problem)
+        full = list(inside) == sizes
+        found.append(replace(_curve(entry, entry.source), inside=None if full else tuple(inside)))
+    return tuple(found)
+
+
+def _curve(entry: CurveEntry, source: str) -> CollectiveCurve:
     """Seconds, sorted by size, and made monotone: the running maximum removes dips of noise."""
     points = sorted((size, us * MICRO) for size, us in entry.bytes_us)
     seconds = accumulate((s for _, s in points), max)
@@ -218,7 +251,7 @@ def _curve(file: CurveFile, entry: CurveEntry) -> CollectiveCurve:
         collective=entry.collective,
         ranks=entry.ranks,
         points=tuple(zip((size for size, _ in points), seconds, strict=True)),
-        source=file.source,
+        source=source,
     )
 
 
@@ -228,8 +261,8 @@ def _summary(path: Path) -> TopologySummary:
 
     document = read(path)
     cluster = check(document, ClusterFile)
-    bare = [level.model_copy(update={"curves": None}) for level in cluster.levels]
-    levels = tuple(_level(document, i, level) for i, level in enumerate(bare))
+    bare = [level.model_copy(update={"curves": None, "measured": None}) for level in cluster.levels]
+    levels = tuple(_level(document, i, bare) for i in range(len(bare)))
     return TopologySummary(
         name=cluster.name, device=cluster.device, levels=levels, description=cluster.description
     )

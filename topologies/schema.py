@@ -55,6 +55,14 @@ class Model(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
+class EfficiencyEntry(Model):
+    """How much of peak one kernel family reaches, by size."""
+
+    origin: Literal["measured", "interpolated", "modelled"]
+    source: Text
+    curve: Pairs
+
+
 class DeviceSources(Model):
     """Where each number of a device was read."""
 
@@ -76,6 +84,26 @@ class DeviceFile(Model):
     peak_tflops: Annotated[dict[Dtype, Annotated[float, Field(gt=0, le=MAX_TFLOPS)]], Field(min_length=1)]
     kernel_latency_us: Microseconds
     sources: DeviceSources | None = None
+    efficiency: dict[Family, EfficiencyEntry] | None = None
+    """This device's own curves; families it lacks come from its architecture's."""
+
+
+class CurveEntry(Model):
+    """One collective among one number of ranks."""
+
+    collective: CollectiveName
+    ranks: Annotated[int, Field(gt=1, le=MAX_DEVICES)]
+    bytes_us: Pairs
+
+
+class MeasuredCurve(CurveEntry):
+    """A curve in a cluster file itself, as the profiler writes it."""
+
+    inside: list[Annotated[int, Field(gt=0, le=MAX_DEVICES)]] | None = None
+    """Members in one unit of each level below, innermost first; absent: all of them are full."""
+    spread: list[Annotated[float, Field(ge=0)]] | None = None
+    """Half the interquartile range over the median, for each point."""
+    source: Text
 
 
 class LevelSources(Model):
@@ -96,6 +124,8 @@ class LevelFile(Model):
     latency_us: Microseconds
     efficiency: Fraction
     curves: Text | None = None
+    measured: list[MeasuredCurve] | None = None
+    """Curves measured on this very cluster; they win over `curves`."""
     sources: LevelSources | None = None
 
 
@@ -107,15 +137,15 @@ class ClusterFile(Model):
     device: Text
     usd_per_device_hour: Annotated[float, Field(gt=0)] | None = None
     price_source: str = ""
+    notes: list[Text] | None = None
+    """What whoever wrote the file, such as an importer, wants its reader to know."""
+    nearest_nics: dict[Text, list[Text]] | None = None
+    """For each device of a node, its closest NICs."""
+    measured_device: DeviceFile | None = None
+    """What was measured on this cluster's devices; it stands in for the file that `device` names."""
+    profile: dict[str, Any] | None = None
+    """How the measurements were made; see `profiler/profile_file.py`."""
     levels: Annotated[list[LevelFile], Field(min_length=1)]
-
-
-class CurveEntry(Model):
-    """One collective among one number of ranks."""
-
-    collective: CollectiveName
-    ranks: Annotated[int, Field(gt=1, le=MAX_DEVICES)]
-    bytes_us: Pairs
 
 
 class CurveFile(Model):
@@ -128,14 +158,6 @@ class CurveFile(Model):
     source: Text
     caveat: str = ""
     curves: Annotated[list[CurveEntry], Field(min_length=1)]
-
-
-class EfficiencyEntry(Model):
-    """How much of peak one kernel family reaches, by size."""
-
-    origin: Literal["measured", "interpolated", "modelled"]
-    source: Text
-    curve: Pairs
 
 
 Efficiencies = dict[str, dict[Family, EfficiencyEntry]]

@@ -46,6 +46,8 @@ FLAGS = {
     "export": {"--to", "--output", "-o", "--json", "--quiet", "-q"},
     "topology list": {"--json"},
     "topology show": {"--nodes", "--json"},
+    "topology import": {"--device", "--nodes", "--nic-gbit", "--output", "-o", "--json"},
+    "topology detect": {"--device", "--nodes", "--output", "-o", "--json"},
 }  # fmt: skip
 
 
