@@ -1,36 +1,21 @@
-"""Why a plan won, why another lost, and what would make an impossible job fit - in words.
+"""Why a plan won and why another lost, in words.
 
-Reasons are computed from the differences of the predictions, never from rules of thumb. Infeasible
-jobs are explained by the candidate that comes closest and by the nearest change that fits: more
-nodes (doubled, then halved back), or an optimizer with less state.
+Reasons are computed from the differences of the predictions, never from rules of thumb.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 from ..cost import Recompute
-from ..estimate.step import Setting, spans
-from ..mesh import Mesh
-from ..plan import Infeasible
-from ..problem import Candidate, Pins, Priced, Pricing, SearchProblem
-from ..profile import OPTIMIZERS
-from .price import Costed, idealised, is_communication, price
-from .solver import Status
-from .space import candidates
+from ..problem import Priced, SearchProblem
+from .price import Costed, is_communication, price
 from .stages import least_capacity_bytes, shortest
 
 GIB = 2**30
-CLOSEST_TRIES = 6
-"""Candidates whose memory is worked out exactly when nothing fits, the least demanding first."""
-MAX_NODE_DOUBLINGS = 10
-"""More than a thousand times the cluster is no longer a helpful suggestion."""
 SMALL_SHARE = 0.02
 """Differences below this share of the whole difference are not worth a word."""
-LEAN_OPTIMIZERS = ("adafactor", "sgd")
-"""Tried, in this order, when the optimizer's state may be what does not fit."""
 
 
 def seconds_in_words(seconds: float) -> str:
@@ -140,153 +125,3 @@ def _reasons(problem: SearchProblem, best: Priced) -> Iterator[str]:
             f"{blocks} of {len(problem.chain)} blocks are recomputed so that the fullest device needs "
             f"{gib(peak)} of {gib(memory)}."
         )
-
-
-# --------------------------------------------------------------------------- nothing fits
-
-
-def infeasible(
-    problem: SearchProblem, pricing: Pricing, pins: Pins, short: Sequence[Candidate]
-) -> Infeasible:
-    """Which limit binds, by how much, and the nearest change that helps."""
-    if not short:
-        return _indivisible(problem, pins)
-    memory = problem.topology.device.memory_bytes
-    closest = min(
-        (_exact(problem, pricing, c) for c in _least_demanding(problem, pricing, short)[:CLOSEST_TRIES]),
-        key=lambda costed: (needed_bytes(costed), costed.candidate.key),
-    )
-    needed = needed_bytes(closest)
-    return Infeasible(
-        reason=(
-            f"no plan fits {problem.topology.devices} x {problem.topology.device.name}: the closest "
-            f"({closest.candidate}) needs {gib(needed)} per device and there are {gib(memory)}"
-        ),
-        short_by_bytes=needed - memory,
-        nearest_fix=_nearest_fix(problem, pricing, pins),
-        closest=closest.candidate.mesh.sizes,
-    )
-
-
-def _indivisible(problem: SearchProblem, pins: Pins) -> Infeasible:
-    batch, devices = problem.job.global_batch, problem.topology.devices
-    pinned = ", ".join(f"{name}={value}" for name, value in pins.items())
-    under = f" with {pinned}" if pins else ""
-    above = math.lcm(batch, devices)
-    return Infeasible(
-        reason=(
-            f"no mesh of {devices} devices divides the global batch of {batch} and the model's sizes"
-            f" (tp in {problem.tp_sizes}, ep in {problem.ep_sizes}, at most {problem.layers} stages){under}"
-        ),
-        short_by_bytes=0.0,
-        nearest_fix=(
-            f"drop {pinned}" if pins else f"use a global batch that {devices} divides, such as {above}"
-        ),
-    )
-
-
-def _costed(problem: SearchProblem, pricing: Pricing, candidate: Candidate, solution) -> Costed:
-    setting = Setting(
-        candidate=candidate,
-        topology=problem.topology,
-        framework=problem.framework,
-        optimizer=problem.optimizer,
-        pricing=pricing,
-        span=spans(problem.topology),
-    )
-    return Costed(problem=problem, setting=setting, intra=solution)
-
-
-def _exact(problem: SearchProblem, pricing: Pricing, candidate: Candidate) -> Costed:
-    """Costs of the leanest intra-op solution; ideal ones where the model cannot be split this way.
-
-    Memory depends on the slice (tp, ep, cp) alone, so that other cluster sizes can be asked as well.
-    """
-    mesh = candidate.mesh
-    slice_mesh = Mesh(tp=mesh.tp, ep=mesh.ep, cp=mesh.cp, order=mesh.order)
-    solutions = pricing.intra(slice_mesh, candidate.micro_batch) or (idealised(problem, candidate),)
-    every = [_costed(problem, pricing, candidate, solution) for solution in solutions]
-    return min(every, key=needed_bytes)
-
-
-def _least_demanding(problem: SearchProblem, pricing: Pricing, short: Sequence[Candidate]) -> list[Candidate]:
-    """The smallest microbatch of every mesh and the plain schedule, by ideal memory."""
-    leanest: dict[tuple, Candidate] = {}
-    for c in short:
-        key = (*c.mesh.sizes.values(), c.zero_stage)
-        old = leanest.get(key)
-        if old is None or (c.micro_batch, c.virtual_stages) < (old.micro_batch, old.virtual_stages):
-            leanest[key] = c
-
-    def states_bytes(c: Candidate) -> tuple:
-        costed = _costed(problem, pricing, c, idealised(problem, c))
-        stay = sum(costed.states[name].total for name in problem.chain) / c.mesh.pp
-        return (stay, c.key)
-
-    return sorted(leanest.values(), key=states_bytes)
-
-
-def _nearest_fix(problem: SearchProblem, pricing: Pricing, pins: Pins) -> str:
-    if pins and (fit := _first_fit(problem, pricing)):
-        pinned = ", ".join(f"{name}={value}" for name, value in pins.items())
-        return f"drop {pinned}: {_fit_in_words(fit)}"
-    fixes = []
-    for name in LEAN_OPTIMIZERS:
-        leaner = replace(problem, optimizer=OPTIMIZERS[name])
-        if OPTIMIZERS[name].state_bytes < problem.optimizer.state_bytes and (
-            fit := _first_fit(leaner, pricing)
-        ):
-            fixes.append(f"use optimizer {name}: {_fit_in_words(fit)}")
-            break
-    nodes = _enough_nodes(problem, pricing)
-    if nodes is not None:
-        larger, fit = nodes
-        fixes.insert(0, f"use at least {larger.devices} devices ({larger.nodes} nodes): {_fit_in_words(fit)}")
-    return "; or ".join(fixes) or "use devices with more memory, a smaller model or shorter sequences"
-
-
-def _fit_in_words(fit: Priced) -> str:
-    peak, has = fit.prediction.peak_memory_bytes, fit.prediction.device_memory_bytes
-    how = "without" if fit.recompute == str(Recompute.NONE) else f"with {fit.recompute}"
-    return f"{fit.candidate} {how} recomputation then needs {gib(peak)} of {gib(has)}"
-
-
-def _first_fit(problem: SearchProblem, pricing: Pricing) -> Priced | None:
-    """Some plan that fits, among the least demanding ones."""
-    every = list(candidates(problem, {}))
-    for candidate in _least_demanding(problem, pricing, every)[:CLOSEST_TRIES]:
-        if candidate.mesh.tp * candidate.mesh.ep * candidate.mesh.cp > problem.topology.devices:
-            continue
-        costed = _exact(problem, pricing, candidate)
-        plan = shortest(costed.stage_problem)
-        if plan.status is not Status.INFEASIBLE:
-            return price(costed, plan, bound=0.0)
-    return None
-
-
-def _enough_nodes(problem: SearchProblem, pricing: Pricing):
-    """The smallest number of nodes found, by doubling and then bisecting, and a plan that fits it."""
-    per_node = problem.topology.devices_per_node
-    single = len(problem.topology.levels) == 1
-
-    def grown(nodes: int):
-        if single:
-            return replace(problem, topology=problem.topology.with_nodes(nodes * per_node))
-        return replace(problem, topology=problem.topology.with_nodes(nodes))
-
-    low = 1 if single else problem.topology.nodes
-    high, found = low, None
-    for _ in range(MAX_NODE_DOUBLINGS):
-        high *= 2
-        if found := _first_fit(grown(high), pricing):
-            break
-        low = high
-    if found is None:
-        return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        if fit := _first_fit(grown(middle), pricing):
-            high, found = middle, fit
-        else:
-            low = middle
-    return grown(high).topology, found

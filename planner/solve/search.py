@@ -32,7 +32,8 @@ from ..cost import IntraSolution, Recompute
 from ..estimate.step import Setting, spans
 from ..plan import Alternative, SearchSummary
 from ..problem import Candidate, Outcome, Pins, Priced, Pricing, SearchProblem, SearchProgress, SearchResult
-from .explain import enlarged_to_fit, infeasible, reasons, why_it_does_not_fit, why_it_lost
+from .explain import enlarged_to_fit, reasons, seconds_in_words, why_it_does_not_fit, why_it_lost
+from .infeasible import infeasible
 from .price import Costed, idealised, memoised, price, roofline
 from .solver import Status
 from .space import EXPERTS, candidates
@@ -46,6 +47,9 @@ ILP_GAP = 1e-4
 """The winner's stages are proven to 0.01%: far below any model error, and it ends ties between equals."""
 MICROBATCH_SLACK = 0.05
 """How much slower per sample a larger microbatch may be before the assumption above would mislead."""
+
+ROUNDING = 1e-9
+"""Floating-point differences between two ways of adding the same costs."""
 
 Progress = Callable[[SearchProgress], None]
 
@@ -69,7 +73,7 @@ def search(
     run.seed_experts()
     run.explore()
     if run.best is None:
-        return infeasible(problem, run.pricing, run.pins, run.memory_short)
+        return infeasible(problem, run.pricing, run.pins)
     experts = run.compare_experts()
     run.price_runners_up(top)
     run.prove_best(solver)
@@ -112,7 +116,6 @@ class _Run:
         self.complete = True
         self.proven_s = math.inf
         self.queue: list[_Entry] = []
-        self.memory_short: list[Candidate] = []
         self.ideal: dict[tuple, Costed] = {}
         self.real: dict[tuple, Costed] = {}
         bound = roofline(problem)
@@ -204,7 +207,6 @@ class _Run:
             bound = max(entry.bound_s, self.ideal_bound_s(candidate), self.floor_s(candidate))
             if math.isinf(bound):
                 self._prune("memory: parameters, states and checkpoints alone do not fit", candidate)
-                self.memory_short.append(candidate)
             else:
                 heappush(self.queue, replace(entry, bound_s=bound, ideal=True))
 
@@ -216,7 +218,6 @@ class _Run:
             costed = self._costed_like(candidate, solution)
             if math.isinf(costed.bound_s):
                 self._prune("memory: does not fit even with full recomputation", candidate)
-                self.memory_short.append(candidate)
             else:
                 key = (*_queue_key(candidate), index)
                 heappush(self.queue, _Entry(costed.bound_s, key, candidate, costed=costed))
@@ -233,7 +234,6 @@ class _Run:
         plan = shortest(costed.stage_problem)
         if plan.status is Status.INFEASIBLE:
             self._prune("memory: no stages and recompute modes fit", costed.candidate)
-            self.memory_short.append(costed.candidate)
             self.priced.setdefault(costed.candidate, None)
             return None
         priced = price(costed, plan, bound=costed.step_bound_s(plan))
@@ -358,7 +358,19 @@ class _Run:
             alternatives=tuple(sorted(self._alternatives(best, top, experts), key=lambda a: a.step_time_s)),
             summary=summary,
             reasons=reasons(self.problem, best),
+            warnings=tuple(self._warnings()),
         )
+
+    def _warnings(self) -> Iterator[str]:
+        """Costs below what the search takes for impossible would make its bounds, and so the gap, wrong."""
+        for candidate, found in self.priced.items():
+            least = self.ideal_bound_s(candidate)
+            if found and found.step_time_s < least * (1 - ROUNDING):
+                yield (
+                    f"{candidate} is priced at {seconds_in_words(found.step_time_s)} a step, below the "
+                    f"{seconds_in_words(least)} that its FLOPs take at best: bound and gap are not valid"
+                )
+                return
 
     def _alternatives(self, best: Priced, top: int, experts: dict[str, Candidate]) -> Iterator[Alternative]:
         """The best plan of each other mesh, fastest first, then expert plans not yet among them."""

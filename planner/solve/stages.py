@@ -7,7 +7,7 @@ choice of modes whose memory
 
     static + in_flight_s * saved + largest transient  <=  capacity
 
-holds (`fastest_modes`: exact; computed once for intervals with the same block counts).
+holds (`Intervals.best`: exact; computed once for intervals with the same block counts).
 Cutting the chain is then a path through positions 0 .. N with one arc per rank. `solve_stages`
 writes it as an ILP over the arcs that could still be part of a best answer:
 
@@ -45,8 +45,10 @@ Modes = tuple[tuple[str, int, Recompute], ...]
 Counts = tuple[tuple[str, int], ...]
 """(block class, how many), in order of first appearance."""
 
+PRECISION = 1e-6
+"""Of T in the bracket, as a share of it: far below any model error."""
 BISECTIONS = 40
-"""Most halvings of the interval for T; it ends at 1e-9 of T, far below any model error."""
+"""Most halvings of the interval for T."""
 CAPACITY_STEP = 1e-3
 """Precision of `least_capacity_bytes`, as a share of it."""
 MAX_ARCS = 6_000
@@ -122,13 +124,16 @@ class Intervals:
     def __init__(self, problem: StageProblem) -> None:
         self.problem = problem
         self._costs: dict[tuple[Counts, float], Option | None] = {}
+        self._bytes: dict[tuple[Counts, float], float] = {}
+        self._under: dict[tuple[str, float], tuple[Recompute, ...]] = {}
+        self._counts: dict[tuple[int, int], Counts] = {}
         self._prefix: dict[str, list[int]] = {name: [0] for name in dict.fromkeys(problem.chain)}
         for block in problem.chain:
             for name, counts in self._prefix.items():
                 counts.append(counts[-1] + (name == block))
         layers = [self._prefix[name] for name in self._prefix if name in problem.layer_classes]
         self._layers = [sum(counts) for counts in zip(*layers, strict=True)]
-        self._fastest = {name: min(problem.classes[name].seconds.values()) for name in self._prefix}
+        self._fastest = {name: self.under(name, math.inf)[0] for name in self._prefix}
 
     def layers(self, start: int, stop: int) -> int:
         """Repeated layers among blocks start .. stop-1."""
@@ -136,49 +141,79 @@ class Intervals:
 
     def counts(self, start: int, stop: int) -> Counts:
         """Blocks of each class among blocks start .. stop-1."""
-        held = ((name, counts[stop] - counts[start]) for name, counts in self._prefix.items())
-        return tuple((name, n) for name, n in held if n)
+        if (start, stop) not in self._counts:
+            held = ((name, counts[stop] - counts[start]) for name, counts in self._prefix.items())
+            self._counts[start, stop] = tuple((name, n) for name, n in held if n)
+        return self._counts[start, stop]
+
+    def under(self, name: str, ceiling: float) -> tuple[Recompute, ...]:
+        """Modes with transients up to `ceiling`, none beaten in time and saved bytes, fastest first."""
+        if (name, ceiling) not in self._under:
+            self._under[name, ceiling] = _allowed(self.problem.classes[name], ceiling)
+        return self._under[name, ceiling]
+
+    def ceilings(self, counts: Counts) -> list[float]:
+        """Every level at which another mode of these blocks becomes possible, lowest first."""
+        return sorted({t for name, _ in counts for t in self.problem.classes[name].transient_bytes.values()})
+
+    def least_bytes(self, rank: int, start: int, stop: int) -> float:
+        """Memory of these blocks under the leanest modes."""
+        counts, in_flight = self.counts(start, stop), self.problem.in_flight[rank]
+        key = (counts, in_flight)
+        if key not in self._bytes:
+            classes = self.problem.classes
+            static = sum(n * classes[name].static_bytes for name, n in counts)
+            self._bytes[key] = min(
+                static
+                + ceiling
+                + in_flight * sum(n * classes[m].saved_bytes[self.under(m, ceiling)[-1]] for m, n in counts)
+                for ceiling in self.ceilings(counts)
+                if all(self.under(name, ceiling) for name, _ in counts)
+            )
+        return self._bytes[key]
 
     def best(self, rank: int, start: int, stop: int, *, limit_s: float = math.inf) -> Option | None:
         """The fastest choice of modes with which `rank` holds these blocks within `limit_s`, if any."""
-        counts = self.counts(start, stop)
-        if sum(n * self._fastest[name] for name, n in counts) > limit_s:
+        counts, classes = self.counts(start, stop), self.problem.classes
+        if sum(n * classes[name].seconds[self._fastest[name]] for name, n in counts) > limit_s:
             return None
         key = (counts, self.problem.in_flight[rank])
         if key not in self._costs:
-            self._costs[key] = fastest_modes(self.problem, counts, in_flight=key[1])
+            fits = self.least_bytes(rank, start, stop) <= self.problem.capacity_bytes
+            self._costs[key] = self._fastest_modes(counts, key[1]) if fits else None
         option = self._costs[key]
         return option if option and option.seconds <= limit_s else None
 
+    def _fastest_modes(self, counts: Counts, in_flight: float) -> Option | None:
+        """Exactly the fastest modes of these blocks whose memory fits; None when none does.
 
-def fastest_modes(problem: StageProblem, counts: Counts, *, in_flight: float) -> Option | None:
-    """Exactly the fastest modes of these blocks whose memory fits; None when none does.
+        For every ceiling on transient memory, the modes under it and the room left by it: all ways
+        to give modes to the other classes, and the best integer mix for the most numerous one.
+        """
+        classes = self.problem.classes
+        room = self.problem.capacity_bytes - sum(n * classes[name].static_bytes for name, n in counts)
+        saved = sum(n * classes[name].saved_bytes[self._fastest[name]] for name, n in counts)
+        transient = max(classes[name].transient_bytes[self._fastest[name]] for name, _ in counts)
+        if in_flight * saved + transient <= room:
+            modes = tuple((name, self._fastest[name], n) for name, n in counts)
+            return Option(sum(n * classes[name].seconds[mode] for name, mode, n in modes), modes)
+        best: Option | None = None
+        *others, (most, n) = sorted(counts, key=lambda run: run[1])
+        for ceiling in self.ceilings(counts):
+            left = (room - ceiling) / in_flight
+            if left < 0:
+                break
+            for mix in product(*(list(_mixes(m, classes[m], k, self.under(m, ceiling))) for m, k in others)):
+                seconds = sum(part[0] for part in mix)
+                rest = left - sum(part[1] for part in mix)
+                last = _best_mix(most, classes[most], n, self.under(most, ceiling), rest)
+                if last and (best is None or seconds + last.seconds < best.seconds):
+                    modes = tuple(run for part in mix for run in part[2])
+                    best = Option(seconds + last.seconds, modes + last.modes)
+        return best
 
-    For every ceiling on transient memory, the modes under it and the room left by it: all ways to
-    give modes to the other classes, and the best integer mix for the most numerous one.
-    """
-    room = problem.capacity_bytes - sum(n * problem.classes[name].static_bytes for name, n in counts)
-    if room < 0:
-        return None
-    ceilings = sorted({t for name, _ in counts for t in problem.classes[name].transient_bytes.values()})
-    best: Option | None = None
-    *others, (most, n) = sorted(counts, key=lambda run: run[1])
-    for ceiling in ceilings:
-        saved_room = (room - ceiling) / in_flight
-        if saved_room < 0:
-            break
-        mixes = [list(_mixes(name, problem.classes[name], k, ceiling)) for name, k in others]
-        for mix in product(*mixes):
-            left = saved_room - sum(part[1] for part in mix)
-            seconds = sum(part[0] for part in mix)
-            last = _best_mix(most, problem.classes[most], n, ceiling, left) if left >= 0 else None
-            if last and (best is None or seconds + last.seconds < best.seconds):
-                modes = tuple(run for part in mix for run in part[2])
-                best = Option(seconds + last.seconds, modes + last.modes)
-    return best
 
-
-def _allowed(block: BlockClass, ceiling: float) -> list[Recompute]:
+def _allowed(block: BlockClass, ceiling: float) -> tuple[Recompute, ...]:
     """Modes under the ceiling that no other one beats in both time and saved bytes, fastest first."""
     kept: list[Recompute] = []
     for mode in sorted(block.seconds, key=lambda q: (block.seconds[q], block.saved_bytes[q])):
@@ -186,16 +221,15 @@ def _allowed(block: BlockClass, ceiling: float) -> list[Recompute]:
             continue
         if not kept or block.saved_bytes[mode] < block.saved_bytes[kept[-1]]:
             kept.append(mode)
-    return kept
+    return tuple(kept)
 
 
 Mix = tuple[float, float, tuple[tuple[str, Recompute, int], ...]]
 """Seconds, saved bytes, modes."""
 
 
-def _mixes(name: str, block: BlockClass, n: int, ceiling: float) -> Iterator[Mix]:
-    """Ways to give n equal blocks their modes, none beaten by another."""
-    modes = _allowed(block, ceiling)
+def _mixes(name: str, block: BlockClass, n: int, modes: Sequence[Recompute]) -> Iterator[Mix]:
+    """Ways to give n equal blocks some of these modes, none beaten by another."""
     mixes = [
         (
             sum(k * block.seconds[mode] for mode, k in zip(modes, split, strict=True)),
@@ -220,13 +254,12 @@ def _splits(n: int, parts: int) -> Iterator[tuple[int, ...]]:
             yield (first, *rest)
 
 
-def _best_mix(name: str, block: BlockClass, n: int, ceiling: float, room: float) -> Option | None:
-    """The fastest modes of n equal blocks that save at most `room` bytes.
+def _best_mix(name: str, block: BlockClass, n: int, modes: Sequence[Recompute], room: float) -> Option | None:
+    """The fastest of these modes for n equal blocks that save at most `room` bytes in all.
 
     With a of the blocks in the slowest mode, the fewest b in the middle one that fit: every a is
     tried from the least that could fit to the first that needs no b.
     """
-    modes = _allowed(block, ceiling)
     if not modes or n * block.saved_bytes[modes[-1]] > room:
         return None
     seconds, saved = block.seconds, block.saved_bytes
@@ -350,17 +383,16 @@ def bracket(problem: StageProblem, intervals: Intervals | None = None) -> StageP
 
 def _smallest_limit(intervals: Intervals, low: float) -> tuple[float, tuple[int, ...]] | None:
     """(a limit below which no partition stays, cuts of a partition just above it)."""
-    slowest = sum(max(intervals.problem.classes[name].seconds.values()) for name in intervals.problem.chain)
+    if _fill(intervals, intervals.problem.capacity_bytes, by_bytes=True) is None:
+        return None
     below, high = low * (1 - 1e-12), low * (1 + 1e-12)
     cuts = _fill(intervals, high)
     while cuts is None:
-        if high > slowest:
-            return None
         below, high = high, high * 1.0625
         cuts = _fill(intervals, high)
     high = _slowest(intervals, cuts)
     for _ in range(BISECTIONS):
-        if high - below <= 1e-9 * high:
+        if high - below <= PRECISION * high:
             break
         tried = _fill(intervals, (below + high) / 2)
         if tried is None:
@@ -370,14 +402,19 @@ def _smallest_limit(intervals: Intervals, low: float) -> tuple[float, tuple[int,
     return max(below, low), cuts
 
 
-def _fill(intervals: Intervals, limit_s: float) -> tuple[int, ...] | None:
-    """Cuts when every rank takes all it can within `limit_s`; None when that misses the end."""
+def _fill(intervals: Intervals, limit: float, *, by_bytes: bool = False) -> tuple[int, ...] | None:
+    """Cuts when every rank takes all it can within `limit`; None when that misses the end.
+
+    The limit is on a rank's seconds, with memory as it is, or (`by_bytes`) on its least memory.
+    """
     problem, end, cuts = intervals.problem, len(intervals.problem.chain), [0]
     for rank in range(problem.stages):
         later = problem.stages - rank - 1
         furthest = None
         for stop in _stops(intervals, cuts[-1], later):
-            if intervals.best(rank, cuts[-1], stop, limit_s=limit_s) is None:
+            if by_bytes and intervals.least_bytes(rank, cuts[-1], stop) > limit:
+                break
+            if not by_bytes and intervals.best(rank, cuts[-1], stop, limit_s=limit) is None:
                 break
             furthest = stop
         if furthest is None:
@@ -616,14 +653,12 @@ def _model(
 
 def least_capacity_bytes(problem: StageProblem) -> float:
     """The capacity with which some partition just fits, to `CAPACITY_STEP`, from above."""
-
-    def fits(capacity: float) -> bool:
-        return _fill(Intervals(replace(problem, capacity_bytes=capacity)), math.inf) is not None
-
+    intervals = Intervals(problem)
     low, high = 0.0, max(problem.capacity_bytes, 1.0)
-    while not fits(high):
+    while _fill(intervals, high, by_bytes=True) is None:
         low, high = high, 2 * high
     while high - low > CAPACITY_STEP * high:
         middle = (low + high) / 2
-        low, high = (low, middle) if fits(middle) else (middle, high)
+        fits = _fill(intervals, middle, by_bytes=True) is not None
+        low, high = (low, middle) if fits else (middle, high)
     return high

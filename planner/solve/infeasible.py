@@ -1,0 +1,205 @@
+"""When nothing fits: which limit binds, by how much, and the nearest change that helps.
+
+In: the problem, the cost models, the user's pins. Out: an `Infeasible`. The candidate that comes
+closest is found among the leanest plan of every mesh (microbatch 1, everything sharded, any
+recomputation). Changes tried: without the pins; more nodes, doubled and then halved back; an
+optimizer with less state.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from ..cost import IntraSolution, Recompute
+from ..estimate.step import Setting, spans
+from ..mesh import Mesh
+from ..plan import Infeasible
+from ..problem import Candidate, Pins, Priced, Pricing, SearchProblem
+from ..profile import OPTIMIZERS
+from ..topology import Topology
+from .explain import gib, needed_bytes
+from .price import Costed, idealised, price
+from .solver import Status
+from .space import candidates
+from .stages import shortest
+
+CLOSEST_TRIES = 6
+"""Meshes whose memory is worked out exactly, those with the least parameters and states first."""
+MAX_NODE_DOUBLINGS = 10
+"""More than a thousand times the cluster is no longer a helpful suggestion."""
+LEANEST: Pins = {"micro_batch": 1, "zero": 3, "virtual_stages": 1}
+
+
+def infeasible(problem: SearchProblem, pricing: Pricing, pins: Pins) -> Infeasible:
+    """The answer to a problem that no plan fits."""
+    closest = min(
+        _leanest_plans(problem, pricing, pins),
+        key=lambda costed: (needed_bytes(costed), costed.candidate.key),
+        default=None,
+    )
+    if closest is None:
+        return _indivisible(problem, pins)
+    memory, needed = problem.topology.device.memory_bytes, needed_bytes(closest)
+    return Infeasible(
+        reason=(
+            f"no plan fits {problem.topology.devices} x {problem.topology.device.name}: the closest "
+            f"({closest.candidate}) needs {gib(needed)} per device and there are {gib(memory)}"
+        ),
+        short_by_bytes=needed - memory,
+        nearest_fix=_nearest_fix(problem, pricing, pins),
+        closest=closest.candidate.mesh.sizes,
+    )
+
+
+def _indivisible(problem: SearchProblem, pins: Pins) -> Infeasible:
+    batch, devices = problem.job.global_batch, problem.topology.devices
+    under = f" with {_in_words(pins)}" if pins else ""
+    divides = f"use a global batch that {devices} divides, such as {math.lcm(batch, devices)}"
+    return Infeasible(
+        reason=(
+            f"no mesh of {devices} devices divides the global batch of {batch} and the model's sizes"
+            f" (tp in {problem.tp_sizes}, ep in {problem.ep_sizes}, at most {problem.layers} stages){under}"
+        ),
+        short_by_bytes=0.0,
+        nearest_fix=f"drop {_in_words(pins)}, or {divides}" if pins else divides,
+    )
+
+
+def _in_words(pins: Pins) -> str:
+    return ", ".join(f"{name}={value}" for name, value in pins.items())
+
+
+# --------------------------------------------------------------------------- the leanest plans
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """A problem under which candidates are costed, with its spans remembered."""
+
+    problem: SearchProblem
+    setting: Setting
+    recompute: Recompute | None
+
+    def costed(self, candidate: Candidate, solution: IntraSolution) -> Costed:
+        setting = replace(self.setting, candidate=candidate)
+        return Costed(problem=self.problem, setting=setting, intra=solution, recompute=self.recompute)
+
+
+def _leanest_plans(
+    problem: SearchProblem, pricing: Pricing, pins: Pins, *, slice_devices: int | None = None
+) -> Iterator[Costed]:
+    """The least demanding plans, each under its leanest intra-op solution.
+
+    Memory depends on the slice (tp, ep, cp) alone, so that larger clusters can be asked about as well,
+    as long as a slice has at most `slice_devices`: those of the cluster that the costs are made for.
+    """
+    most = slice_devices or problem.topology.devices
+    leanest = [_plain(c) for c in candidates(problem, LEANEST | pins) if _slice_size(c) <= most]
+    if not leanest:
+        return
+    asked = _Asked(
+        problem=problem,
+        setting=Setting(
+            candidate=leanest[0],
+            topology=problem.topology,
+            framework=problem.framework,
+            optimizer=problem.optimizer,
+            pricing=pricing,
+            span=spans(problem.topology),
+        ),
+        recompute=Recompute(pins["recompute"]) if "recompute" in pins else None,
+    )
+    for candidate in sorted(leanest, key=lambda c: (_states_bytes(asked, c), c.key))[:CLOSEST_TRIES]:
+        mesh = candidate.mesh
+        slice_mesh = Mesh(tp=mesh.tp, ep=mesh.ep, cp=mesh.cp, order=mesh.order)
+        solutions = pricing.intra(slice_mesh, candidate.micro_batch)
+        if solutions:
+            yield min((asked.costed(candidate, s) for s in solutions), key=needed_bytes)
+
+
+def _slice_size(candidate: Candidate) -> int:
+    return candidate.mesh.tp * candidate.mesh.ep * candidate.mesh.cp
+
+
+def _plain(candidate: Candidate) -> Candidate:
+    """Without replicas there is nothing to shard."""
+    mesh = candidate.mesh
+    return candidate if mesh.dp * mesh.cp * mesh.ep > 1 else replace(candidate, zero_stage=0)
+
+
+def _states_bytes(asked: _Asked, candidate: Candidate) -> float:
+    costed = asked.costed(candidate, idealised(asked.problem, candidate))
+    stay = sum(n * costed.states[name].total for name, n in asked.problem.counts.items())
+    return stay / candidate.mesh.pp
+
+
+# --------------------------------------------------------------------------- changes that help
+
+
+def _nearest_fix(problem: SearchProblem, pricing: Pricing, pins: Pins) -> str:
+    if pins and (fit := _first_fit(problem, pricing)):
+        return f"drop {_in_words(pins)}: {_fit_in_words(fit)}"
+    fixes = []
+    if nodes := _enough_nodes(problem, pricing):
+        larger, fit = nodes
+        count = f" ({larger.nodes} nodes)" if larger.nodes < larger.devices else ""
+        fixes.append(f"use at least {larger.devices} devices{count}: {_fit_in_words(fit)}")
+    if lean := _lean_optimizer(problem, pricing):
+        name, fit = lean
+        fixes.append(f"use optimizer {name}: {_fit_in_words(fit)}")
+    return "; or ".join(fixes) or "use devices with more memory, a smaller model or shorter sequences"
+
+
+def _fit_in_words(fit: Priced) -> str:
+    peak, has = fit.prediction.peak_memory_bytes, fit.prediction.device_memory_bytes
+    how = {str(Recompute.NONE): "", str(Recompute.FULL): " with full recomputation"}
+    mode = how.get(fit.recompute, " with some recomputation")
+    return f"{fit.candidate}{mode} then needs {gib(peak)} of {gib(has)}"
+
+
+def _first_fit(
+    problem: SearchProblem, pricing: Pricing, *, slice_devices: int | None = None
+) -> Priced | None:
+    """Some plan that fits, among the least demanding ones."""
+    for costed in _leanest_plans(problem, pricing, {}, slice_devices=slice_devices):
+        plan = shortest(costed.stage_problem)
+        if plan.status is not Status.INFEASIBLE:
+            return price(costed, plan, bound=0.0)
+    return None
+
+
+def _lean_optimizer(problem: SearchProblem, pricing: Pricing) -> tuple[str, Priced] | None:
+    """The optimizer with the most state, below the present one, with which a plan fits."""
+    leaner = [
+        o for o in OPTIMIZERS.values() if o.state_bytes < problem.optimizer.state_bytes and o.name != "none"
+    ]
+    for optimizer in sorted(leaner, key=lambda o: (-o.state_bytes, o.name)):
+        if fit := _first_fit(replace(problem, optimizer=optimizer), pricing):
+            return optimizer.name, fit
+    return None
+
+
+def _enough_nodes(problem: SearchProblem, pricing: Pricing) -> tuple[Topology, Priced] | None:
+    """The fewest nodes found, by doubling and then bisecting, and a plan that fits them."""
+    outermost = problem.topology.levels[-1].size
+
+    def fit_on(size: int) -> Priced | None:
+        larger = replace(problem, topology=problem.topology.with_nodes(size))
+        return _first_fit(larger, pricing, slice_devices=problem.topology.devices)
+
+    low, high, found = outermost, outermost, None
+    for _ in range(MAX_NODE_DOUBLINGS):
+        low, high = high, 2 * high
+        if found := fit_on(high):
+            break
+    if found is None:
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        if fit := fit_on(middle):
+            high, found = middle, fit
+        else:
+            low = middle
+    return problem.topology.with_nodes(high), found
