@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -25,6 +26,8 @@ from tpplan.planner.layout import Collective
 from tpplan.planner.mesh import Mesh
 from tpplan.planner.problem import Candidate, Pricing
 from tpplan.planner.profile import OPTIMIZERS, Framework
+from tpplan.planner.schedule import actions
+from tpplan.planner.simulate import simulate
 from tpplan.planner.topology import Device, GroupSpan, Level, Topology
 
 FRAMEWORK = Framework(
@@ -155,3 +158,18 @@ def test_even_stages_take_the_familiar_time() -> None:
     assert pipeline_s([3.0] * 4, microbatches=8) == (8 + 3) * 3
     assert pipeline_s([3.0] * 4, microbatches=8, virtual_stages=2) == 8 * 3 + 3 * 3 / 2
     assert pipeline_s([5.0], microbatches=7) == 35
+
+
+@pytest.mark.parametrize("virtual_stages", [1, 2])
+@pytest.mark.parametrize("seed", range(20))
+def test_the_closed_form_is_what_simulation_says_and_never_less(seed: int, virtual_stages: int) -> None:
+    draw = random.Random(seed)
+    pp = draw.randint(2, 6)
+    m = pp * draw.randint(1, 8)
+    name = "interleaved" if virtual_stages > 1 else "1f1b"
+    ranks = [1 + draw.choice([0, 0.2]) * draw.random() for _ in range(pp)]
+    stages = [ranks[stage % pp] / virtual_stages for stage in range(pp * virtual_stages)]
+    order = actions(name, pp=pp, virtual_stages=virtual_stages, microbatches=m)
+    simulated = simulate(order, forward_s=[s / 3 for s in stages], backward_s=[s * 2 / 3 for s in stages])
+    closed = pipeline_s(ranks, microbatches=m, virtual_stages=virtual_stages)
+    assert simulated.makespan_s * (1 - 1e-12) <= closed <= simulated.makespan_s * 1.12
