@@ -18,6 +18,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,6 +28,8 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).parents[1]
+LIMIT_S = 300.0
+"""A run that takes longer is ended and counts as failed, seconds."""
 TARGET_PEAK_BYTES = 10**9
 WIDTH = 100
 """Columns of the table where the terminal does not say, or is narrower."""
@@ -115,12 +118,16 @@ def measure(arguments: tuple[str, ...], cache: Path) -> Run:
         started = time.perf_counter()
         command = (Path(sys.executable).with_name("tpplan"), *arguments)
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, env=environment)
+        watchdog = threading.Timer(LIMIT_S, process.kill)
+        watchdog.start()
         _, status, usage = os.wait4(process.pid, 0)
+        watchdog.cancel()
         wall_s = time.perf_counter() - started
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode != 0:
             errors.seek(0)
-            raise RuntimeError(errors.read().decode(errors="replace").strip() or f"exit {process.returncode}")
+            said = errors.read().decode(errors="replace").strip()
+            raise RuntimeError(said or f"exit {process.returncode} after {wall_s:.0f} s")
     cpu_s = usage.ru_utime + usage.ru_stime
     return Run(wall_s=wall_s, cpu_s=cpu_s, peak_bytes=usage.ru_maxrss * RSS_UNIT_BYTES)
 
