@@ -1,0 +1,122 @@
+"""The forward of a model or of one of its stages, as it is called once the plan is applied.
+
+In: the user's bound `forward`. Out: callables that take its place on the module, inside whatever
+FSDP wraps around it. They turn on `ShardedOps`, compute the loss where the step wants it, and on a
+pipeline stage take a received activation in and hand the last layer's output on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ..planner.errors import ModelError, OptionError
+from .batch import Call, Inputs
+from .ops import ShardedOps, plain
+from .stages import StageCut, StageLayers
+
+LossFunction = Callable[[Any, Inputs], Tensor]
+"""(outputs, inputs) -> a scalar."""
+
+
+def own_loss(outputs: Any, _inputs: Inputs) -> Tensor:
+    """The loss that a model returns: its only output, or the one called `loss`.
+
+    Raises `OptionError` when there is none.
+    """
+    loss = outputs.get("loss") if isinstance(outputs, dict) else getattr(outputs, "loss", outputs)
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        raise OptionError("the model's output is no loss: give loss_fn=, a function of (outputs, inputs)")
+    return loss
+
+
+class WholeForward:
+    """Forward of a model that is not cut into stages."""
+
+    def __init__(self, forward: Callable, loss: LossFunction) -> None:
+        """`forward`: the user's."""
+        self._forward, self._loss = forward, loss
+        self.ends_in_loss = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's outputs as ordinary tensors, or the loss."""
+        with ShardedOps():
+            outputs = self._forward(*args, **kwargs)
+            if self.ends_in_loss:
+                return plain(self._loss(outputs, Call(args, kwargs).inputs))
+            return tree_map(plain, outputs)
+
+
+class _Left(Exception):
+    """The last layer of a stage has run."""
+
+    def __init__(self, output: Any) -> None:
+        self.output = output
+
+
+class StageForward:
+    """Forward of one stage: of the microbatch with a given index, from a received activation on."""
+
+    def __init__(
+        self, forward: Callable, loss: LossFunction, cut: StageCut, *, axis: DeviceMesh, border: Placement
+    ) -> None:
+        """`axis`: the mesh of `tp`; `border`: how activations lie on it between stages."""
+        self._forward, self._loss, self._cut = forward, loss, cut
+        self._axis, self._border = axis, border
+        self._received: Any = None
+        self.calls: list[Call] = []
+
+    def install(self, layers: StageLayers) -> None:
+        """Hooks on the first and the last layer. To be called last, so that they run after all others."""
+        if not self._cut.is_first:
+            layers[self._cut.layers[0]].register_forward_pre_hook(self._enter, with_kwargs=True)
+        if not self._cut.is_last:
+            layers[self._cut.layers[-1]].register_forward_hook(self._leave)
+
+    def __call__(self, *received: Tensor, index: Tensor) -> Tensor:
+        """The activation for the next stage, or the loss on the last one."""
+        call = self.calls[int(index)]
+        self._received = self._from_border(received[0]) if received else None
+        with ShardedOps():
+            try:
+                outputs = self._forward(*call.args, **call.kwargs)
+            except _Left as left:
+                return self._to_border(left.output)
+            finally:
+                self._received = None
+            return plain(self._loss(outputs, call.inputs))
+
+    def _enter(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if any(isinstance(x, Tensor) and x.requires_grad for x in tree_leaves((args[1:], kwargs))):
+            raise ModelError(
+                f"{type(layer).__name__} reads more than one tensor that gradients flow through: "
+                "a pipeline hands over one"
+            )
+        return (self._received, *args[1:]), kwargs
+
+    def _leave(self, _layer: nn.Module, _args: Any, output: Any) -> None:
+        raise _Left(output[0] if isinstance(output, tuple) else output)
+
+    def _from_border(self, x: Tensor) -> Tensor:
+        if self._axis.size() == 1:
+            return x
+        return DTensor.from_local(x, self._axis, [self._border], run_check=False)
+
+    def _to_border(self, x: Tensor) -> Tensor:
+        if not isinstance(x, DTensor):
+            return x
+        return x.redistribute(placements=[self._border]).to_local()
+
+
+def local_shape(hidden: Tensor, border: Placement, ranks: int) -> torch.Size:
+    """Shape of a rank's part of the activation between stages."""
+    shape = list(hidden.shape)
+    if border.is_shard():
+        shape[border.dim] //= ranks  # pyright: ignore[reportAttributeAccessIssue]
+    return torch.Size(shape)
