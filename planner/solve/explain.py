@@ -10,8 +10,10 @@ from dataclasses import replace
 
 from ..cost import Recompute
 from ..problem import Priced, SearchProblem
-from .price import Costed, is_communication, price
-from .stages import least_capacity_bytes, shortest
+from .brackets import least_capacity_bytes
+from .costed import Costed
+from .price import is_communication, price
+from .stages import shortest
 
 GIB = 2**30
 SMALL_SHARE = 0.02

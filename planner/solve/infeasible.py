@@ -19,8 +19,10 @@ from ..plan import Infeasible
 from ..problem import Candidate, Pins, Priced, Pricing, SearchProblem
 from ..profile import OPTIMIZERS
 from ..topology import Topology
+from .costed import Costed
 from .explain import gib, needed_bytes
-from .price import Costed, idealised, price
+from .ideal import idealised
+from .price import price
 from .solver import Status
 from .space import candidates
 from .stages import shortest

@@ -5,9 +5,9 @@ In: a `SearchProblem`, the cost models (`Pricing`), the user's pins. Out: an `Ou
 
 Every candidate waits in a queue under a lower bound of its step time that tightens in four steps:
 
-    1. FLOPs alone, bubble included (`price.roofline`)
-    2. idealised costs and memory (`price.idealised`): still without an intra-op solution
-    3. the costs of an intra-op solution, with fractions of blocks for stages (`stages.bound_s`)
+    1. FLOPs alone, bubble included (`ideal.roofline`)
+    2. idealised costs and memory (`ideal.idealised`): still without an intra-op solution
+    3. the costs of an intra-op solution, with fractions of blocks for stages (`brackets.bound_s`)
     4. exact stages and modes (`stages.shortest`); the winner's are solved again as an ILP
 
 The candidate with the least bound is taken up first. When the least bound left is no better than
@@ -32,9 +32,11 @@ from ..cost import IntraSolution, Recompute
 from ..estimate.step import Setting, spans
 from ..plan import Alternative, SearchSummary
 from ..problem import Candidate, Outcome, Pins, Priced, Pricing, SearchProblem, SearchProgress, SearchResult
+from .costed import Costed, memoised
 from .explain import enlarged_to_fit, reasons, seconds_in_words, why_it_does_not_fit, why_it_lost
+from .ideal import idealised, roofline
 from .infeasible import infeasible
-from .price import Costed, idealised, memoised, price, roofline
+from .price import price
 from .solver import Status
 from .space import EXPERTS, candidates
 from .stages import shortest, solve_stages
@@ -146,13 +148,20 @@ class _Run:
 
     def solutions(self, candidate: Candidate) -> tuple[IntraSolution, ...]:
         """The intra-op frontier, asked once per tp, ep, cp, where their groups lie, and microbatch."""
-        mesh = candidate.mesh
-        spans_of = tuple(self.span(mesh, (axis,)) for axis in ("tp", "ep", "cp"))
-        key = (mesh.tp, mesh.ep, mesh.cp, spans_of, candidate.micro_batch)
+        key = (*self._slice_key(candidate), candidate.micro_batch)
         if key not in self.intra:
-            self.intra[key] = self.pricing.intra(mesh, candidate.micro_batch)
+            self.intra[key] = self.pricing.intra(candidate.mesh, candidate.micro_batch)
             self._note_floor(candidate, key)
         return self.intra[key]
+
+    def _knows(self, candidate: Candidate) -> bool:
+        """Whether its intra-op frontier is at hand."""
+        return (*self._slice_key(candidate), candidate.micro_batch) in self.intra
+
+    def _slice_key(self, candidate: Candidate) -> tuple:
+        mesh = candidate.mesh
+        where = tuple(self.span(mesh, (axis,)) for axis in ("tp", "ep", "cp"))
+        return (mesh.tp, mesh.ep, mesh.cp, where)
 
     def _note_floor(self, candidate: Candidate, key: tuple) -> None:
         """Remember the least seconds per sample that this microbatch takes, for smaller ones."""
@@ -162,12 +171,11 @@ class _Run:
 
     def floor_s(self, candidate: Candidate) -> float:
         """A bound from larger microbatches of the same splits (see the module docstring), or 0."""
-        mesh = candidate.mesh
-        key = (mesh.tp, mesh.ep, mesh.cp, tuple(self.span(mesh, (axis,)) for axis in ("tp", "ep", "cp")))
-        known = [seconds for b, seconds in self.floors.get(key, []) if b > candidate.micro_batch]
+        larger = self.floors.get(self._slice_key(candidate), [])
+        known = [seconds for b, seconds in larger if b > candidate.micro_batch]
         total = candidate.micro_batch * max(known, default=0.0) * (1 - MICROBATCH_SLACK)
         share = 1 / candidate.virtual_stages
-        return (candidate.microbatches - share) * total / mesh.pp + share * total
+        return (candidate.microbatches - share) * total / candidate.mesh.pp + share * total
 
     # ----------------------------------------------------------------- the loop
 
@@ -251,7 +259,9 @@ class _Run:
             self.priced[candidate] = None
             for solution in self.solutions(candidate):
                 costed = self._costed_like(candidate, solution)
-                if not math.isinf(costed.bound_s):
+                if math.isinf(costed.bound_s):
+                    self._prune("memory: does not fit even with full recomputation", candidate)
+                else:
                     self.price(costed)
         return self.priced[candidate]
 
@@ -297,8 +307,11 @@ class _Run:
                 chosen[expert.name] = best.candidate
         return chosen
 
-    def _best_of(self, family: list[tuple[float, Candidate]]) -> Priced | None:
-        """The best member, proven unless `FAMILY_TRIES` new prices were not enough."""
+    def _best_of(self, family: list[tuple[float, Candidate]], *, ask: bool = True) -> Priced | None:
+        """The best member, proven unless `FAMILY_TRIES` new prices were not enough.
+
+        Without `ask`, once a member has a price, only members whose intra-op frontier is at hand are priced.
+        """
         known = [p for _, c in family if (p := self.priced.get(c))]
         best = min(known, key=_rank, default=None)
         tries = FAMILY_TRIES
@@ -307,6 +320,8 @@ class _Run:
             if not tries or late or math.isinf(bound) or (best and bound >= best.step_time_s):
                 break
             if candidate in self.priced or (best and self.floor_s(candidate) >= best.step_time_s):
+                continue
+            if best and not ask and not self._knows(candidate):
                 continue
             tries -= 1
             found = self.price_candidate(candidate)
@@ -323,7 +338,9 @@ class _Run:
         for sizes in dict.fromkeys(order):
             if len(done) > top or time.monotonic() > self.deadline:
                 return
-            if sizes not in done and self._best_of(self._family(lambda c, s=sizes: _mesh_key(c) == s)):
+            if sizes in done:
+                continue
+            if self._best_of(self._family(lambda c, s=sizes: _mesh_key(c) == s), ask=False):
                 done.add(sizes)
 
     # ----------------------------------------------------------------- the answer

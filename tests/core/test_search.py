@@ -25,7 +25,9 @@ from tpplan.planner.mesh import Mesh
 from tpplan.planner.plan import Infeasible
 from tpplan.planner.problem import BlockFacts, Outcome, Pricing, SearchProblem, SearchProgress
 from tpplan.planner.profile import OPTIMIZERS, Framework, Job
-from tpplan.planner.solve.price import Costed, idealised, price, roofline
+from tpplan.planner.solve.costed import Costed
+from tpplan.planner.solve.ideal import idealised, roofline
+from tpplan.planner.solve.price import price
 from tpplan.planner.solve.search import search
 from tpplan.planner.solve.solver import Status
 from tpplan.planner.solve.space import EXPERTS, candidates

@@ -9,18 +9,10 @@ from itertools import combinations, pairwise, product
 
 import pytest
 from tpplan.planner.cost import Recompute
+from tpplan.planner.solve.brackets import bound_s, bracket, least_capacity_bytes
+from tpplan.planner.solve.intervals import BlockClass, StageProblem, rank_bytes, rank_seconds
 from tpplan.planner.solve.solver import Status
-from tpplan.planner.solve.stages import (
-    BlockClass,
-    StageProblem,
-    bound_s,
-    bracket,
-    least_capacity_bytes,
-    rank_bytes,
-    rank_seconds,
-    shortest,
-    solve_stages,
-)
+from tpplan.planner.solve.stages import shortest, solve_stages
 
 NONE, SELECTIVE, FULL = Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL
 

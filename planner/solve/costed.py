@@ -1,0 +1,241 @@
+"""A candidate under one intra-op solution: the stage problem it poses, and how fast it can be.
+
+In: a `SearchProblem`, a `Setting` (candidate and cost models), an intra-op solution, real or ideal.
+Out: `Costed`, whose parts are worked out when asked for: times and states per block class, the
+`StageProblem`, and lower bounds of the step (`bound_s` before stages are chosen, `step_bound_s` after).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from ..cost import Communication, IntraSolution, ParameterGroup, Recompute
+from ..estimate.memory import BlockStates, block_states, transient_bytes, usable_bytes
+from ..estimate.step import BlockTime, Setting, block_time, once_per_step, send_recv
+from ..layout import Collective
+from ..problem import Candidate, Pricing, SearchProblem
+from ..schedule import in_flight
+from ..topology import Device, GroupSpan
+from .brackets import StagePlan, bound_s, cheapest_s
+from .intervals import BlockClass, StageProblem, rank_seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costed:
+    """A candidate under one intra-op solution (real or ideal): all that its stages need."""
+
+    problem: SearchProblem
+    setting: Setting
+    intra: IntraSolution
+    recompute: Recompute | None = None
+
+    @property
+    def candidate(self) -> Candidate:
+        """The candidate."""
+        return self.setting.candidate
+
+    @cached_property
+    def times(self) -> dict[str, BlockTime]:
+        """Per block class, one microbatch."""
+        return {name: block_time(cost, self.setting) for name, cost in self.intra.blocks.items()}
+
+    @cached_property
+    def states(self) -> dict[str, BlockStates]:
+        """Per block class, what stays for the whole step."""
+        return {
+            name: block_states(
+                cost,
+                mesh=self.candidate.mesh,
+                zero=self.candidate.zero_stage,
+                framework=self.problem.framework,
+                optimizer=self.problem.optimizer,
+            )
+            for name, cost in self.intra.blocks.items()
+        }
+
+    @cached_property
+    def prefetch_bytes(self) -> float:
+        """The next layer, gathered while the current block runs (ZeRO-3)."""
+        names = self.problem.layer_classes or set(self.problem.chain)
+        return max(self.states[name].gathered for name in names)
+
+    @cached_property
+    def handover(self) -> Communication | None:
+        """One hand-over of activations between neighbouring stages."""
+        names = self.problem.layer_classes or set(self.problem.chain)
+        return send_recv(self.setting, max(self.intra.blocks[name].output_bytes for name in names))
+
+    @cached_property
+    def handover_s(self) -> float:
+        """Seconds that hand-overs add to each of a rank's forwards, and to each of its backwards."""
+        return self.handover.seconds * self.candidate.virtual_stages if self.handover else 0.0
+
+    @cached_property
+    def stage_problem(self) -> StageProblem:
+        """The chain to cut."""
+        candidate, problem = self.candidate, self.problem
+        chain, cuts = dealt_chain(problem, candidate.mesh.pp, candidate.virtual_stages)
+        device = problem.topology.device
+        return StageProblem(
+            chain=chain,
+            layer_classes=problem.layer_classes or frozenset(problem.chain),
+            classes={name: self._block_class(name) for name in self.intra.blocks},
+            stages=candidate.mesh.pp,
+            virtual_stages=candidate.virtual_stages,
+            microbatches=candidate.microbatches,
+            in_flight=microbatches_in_flight(candidate),
+            capacity_bytes=usable_bytes(device, problem.framework) - self.prefetch_bytes,
+            stage_s=2 * self.handover_s,
+            cuts=cuts,
+        )
+
+    def _block_class(self, name: str) -> BlockClass:
+        cost, time, states = self.intra.blocks[name], self.times[name], self.states[name]
+        modes = list(cost.saved_bytes)
+        if self.recompute is not None and self.recompute in modes:
+            modes = [self.recompute]
+        return BlockClass(
+            seconds={mode: time.forward_s + time.backward_s(mode) for mode in modes},
+            static_bytes=states.total,
+            saved_bytes={mode: cost.saved_bytes[mode] for mode in modes},
+            transient_bytes={mode: transient_bytes(cost, states, mode) for mode in modes},
+        )
+
+    @cached_property
+    def once_bound_s(self) -> float:
+        """Once-per-step seconds of the stage that does most, however much computation may hide them."""
+        return self.once_at_least_s(math.inf)
+
+    def once_at_least_s(self, slowest_s: float) -> float:
+        """The same when no stage takes longer than `slowest_s` for a microbatch.
+
+        Some stage holds an average share of everything, and some stage its share, rounded up, of
+        each layer class; the latter's own forward leaves the less for a backward to hide behind.
+        """
+        pp, counts = self.candidate.mesh.pp, self.problem.counts
+        forward = {name: self.times[name].forward_s for name in counts}
+        backward = {name: [t.backward_s(mode) for mode in t.backward] for name, t in self.times.items()}
+        onces = []
+        if pp == 1:
+            forward_s = sum(n * forward[name] for name, n in counts.items())
+            backward_s = sum(n * max(backward[name]) for name, n in counts.items())
+            onces.append(self._once_s(counts, forward_s, backward_s))
+        else:
+            average = {name: n / pp for name, n in counts.items()}
+            onces.append(self._once_s(average, slowest_s, slowest_s))
+            for name in sorted(self.problem.layer_classes):
+                crowd = -(-counts[name] // pp)
+                forward_s = slowest_s - crowd * min(backward[name])
+                backward_s = slowest_s - crowd * forward[name]
+                onces.append(self._once_s({name: crowd}, forward_s, backward_s))
+        return max(onces) + self.problem.framework.step_overhead_s
+
+    def _once_s(self, counts: Mapping[str, float], forward_s: float, backward_s: float) -> float:
+        once = once_per_step(
+            self.parameters(counts),
+            self.setting,
+            blocks=len(self.problem.chain),
+            forward_s=max(forward_s, 0.0),
+            backward_s=max(backward_s, 0.0),
+        )
+        return once.seconds
+
+    def step_bound_s(self, plan: StagePlan) -> float:
+        """Lower bound of the step under any stages, splits and modes, given the best stages' `plan`.
+
+        Stages slower than `most` would hide more of the gradient sync, but then cost the pipeline
+        (m - 1/v) times what they can hide at best.
+        """
+        problem, intra = self.stage_problem, self.intra
+        share = 1 / problem.virtual_stages
+        weight = problem.microbatches - share
+        most = math.inf
+        if weight >= 1:
+            busy = [rank_seconds(problem, modes) - problem.stage_s for modes in plan.ranks]
+            spared = sum(busy) - cheapest_s(problem)
+            most = max(busy) + share * max(spared, 0.0) / weight
+        ratio = min(1.0, intra.bound_s / intra.objective_s) if intra.objective_s > 0 else 1.0
+        return plan.bound_s * ratio + self.once_at_least_s(most)
+
+    def parameters(self, counts: Mapping[str, float]) -> list[ParameterGroup]:
+        """All parameter groups of `counts` blocks of each class, alike ones added up."""
+        sums: dict[tuple, tuple[float, float]] = {}
+        for name, n in counts.items():
+            for g in self.intra.blocks[name].parameters:
+                key = (g.element_bytes, g.sparse, g.trainable, g.replicated_over_tp)
+                numel, tensors = sums.get(key, (0.0, 0.0))
+                sums[key] = (numel + n * g.numel, tensors + n * g.tensors)
+        return [
+            ParameterGroup(
+                numel=numel,
+                element_bytes=element_bytes,
+                sparse=sparse,
+                trainable=trainable,
+                tensors=max(1, math.floor(tensors)),
+                replicated_over_tp=over_tp,
+            )
+            for (element_bytes, sparse, trainable, over_tp), (numel, tensors) in sums.items()
+        ]
+
+    def under(self, candidate: Candidate) -> Costed:
+        """The same mesh, microbatch and ZeRO stage under another schedule: nothing is priced again."""
+        other = replace(self, setting=replace(self.setting, candidate=candidate))
+        for name in ("times", "states", "prefetch_bytes", "handover", "once_bound_s"):
+            other.__dict__[name] = getattr(self, name)
+        return other
+
+    @cached_property
+    def bound_s(self) -> float:
+        """No stages and modes make the step faster; infinite when it is plain that nothing fits."""
+        pipeline = bound_s(self.stage_problem)
+        return pipeline if math.isinf(pipeline) else pipeline + self.once_bound_s
+
+
+def microbatches_in_flight(candidate: Candidate) -> tuple[float, ...]:
+    """Per pipeline rank, microbatches whose activations it holds at its peak."""
+    pp, v, m = candidate.mesh.pp, candidate.virtual_stages, candidate.microbatches
+    if pp == 1:
+        return (1.0,)
+    return tuple(in_flight(candidate.schedule, pp, v, m, rank) for rank in range(pp))
+
+
+def dealt_chain(problem: SearchProblem, pp: int, v: int) -> tuple[tuple[str, ...], frozenset[int] | None]:
+    """The chain in the order that ranks hold it, and where it may be cut (None: anywhere).
+
+    With one kind of layer only the counts matter, so the order is the model's. Layers of several
+    kinds come in equal pieces: rank r holds pieces r, r + pp, ...
+    """
+    if v == 1 or len(problem.layer_classes) == 1:
+        return problem.chain, None
+    layers = [name for name in problem.chain if name in problem.layer_classes]
+    first = next(i for i, name in enumerate(problem.chain) if name in problem.layer_classes)
+    prefix, suffix = problem.chain[:first], problem.chain[first + len(layers) :]
+    each = len(layers) // (pp * v)
+    pieces = [layers[k * each : (k + 1) * each] for k in range(pp * v)]
+    dealt = [name for rank in range(pp) for k in range(rank, pp * v, pp) for name in pieces[k]]
+    cuts = {len(prefix) + rank * v * each for rank in range(1, pp)}
+    chain = (*prefix, *dealt, *suffix)
+    return chain, frozenset({*cuts, len(chain)})
+
+
+def memoised(pricing: Pricing, device: Device) -> Pricing:
+    """The same cost models, each question asked once (the search asks most of them many times)."""
+    collectives: dict[tuple[Collective, float, GroupSpan], object] = {}
+    kernels: dict[object, object] = {}
+
+    def collective_time(collective: Collective, nbytes: float, span: GroupSpan):
+        key = (collective, nbytes, span)
+        if key not in collectives:
+            collectives[key] = pricing.collective_time(collective, nbytes, span)
+        return collectives[key]
+
+    def kernel_time(work, on: Device):
+        assert on is device, "one search, one device"
+        if work not in kernels:
+            kernels[work] = pricing.kernel_time(work, on)
+        return kernels[work]
+
+    return replace(pricing, collective_time=collective_time, kernel_time=kernel_time)
