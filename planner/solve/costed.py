@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 from ..cost import Communication, IntraSolution, ParameterGroup, Recompute
 from ..estimate.memory import BlockStates, block_states, transient_bytes, usable_bytes
@@ -82,15 +82,22 @@ class Costed:
         return StageProblem(
             chain=chain,
             layer_classes=problem.layer_classes or frozenset(problem.chain),
-            classes={name: self._block_class(name) for name in self.intra.blocks},
+            classes=self.classes,
             stages=candidate.mesh.pp,
             virtual_stages=candidate.virtual_stages,
             microbatches=candidate.microbatches,
-            in_flight=microbatches_in_flight(candidate),
+            in_flight=microbatches_in_flight(
+                candidate.schedule, candidate.mesh.pp, candidate.virtual_stages, candidate.microbatches
+            ),
             capacity_bytes=usable_bytes(device, problem.framework) - self.prefetch_bytes,
             stage_s=2 * self.handover_s,
             cuts=cuts,
         )
+
+    @cached_property
+    def classes(self) -> dict[str, BlockClass]:
+        """Per block class, what the stage problem needs of it."""
+        return {name: self._block_class(name) for name in self.intra.blocks}
 
     def _block_class(self, name: str) -> BlockClass:
         cost, time, states = self.intra.blocks[name], self.times[name], self.states[name]
@@ -183,7 +190,7 @@ class Costed:
     def under(self, candidate: Candidate) -> Costed:
         """The same mesh, microbatch and ZeRO stage under another schedule: nothing is priced again."""
         other = replace(self, setting=replace(self.setting, candidate=candidate))
-        for name in ("times", "states", "prefetch_bytes", "handover", "once_bound_s"):
+        for name in ("times", "states", "classes", "prefetch_bytes", "handover", "once_bound_s"):
             other.__dict__[name] = getattr(self, name)
         return other
 
@@ -194,12 +201,12 @@ class Costed:
         return pipeline if math.isinf(pipeline) else pipeline + self.once_bound_s
 
 
-def microbatches_in_flight(candidate: Candidate) -> tuple[float, ...]:
+@cache
+def microbatches_in_flight(schedule: str, pp: int, v: int, m: int) -> tuple[float, ...]:
     """Per pipeline rank, microbatches whose activations it holds at its peak."""
-    pp, v, m = candidate.mesh.pp, candidate.virtual_stages, candidate.microbatches
     if pp == 1:
         return (1.0,)
-    return tuple(in_flight(candidate.schedule, pp, v, m, rank) for rank in range(pp))
+    return tuple(in_flight(schedule, pp, v, m, rank) for rank in range(pp))
 
 
 def dealt_chain(problem: SearchProblem, pp: int, v: int) -> tuple[tuple[str, ...], frozenset[int] | None]:
