@@ -118,6 +118,11 @@ TopologyOutput = Annotated[Path | None, _option("--output/-o", "FILE", "Write th
 Pastes = Annotated[list[Path], typer.Argument(metavar="FILE...", help=PASTE_HELP, show_default=False)]
 DeviceName = Annotated[str | None, _option("--device", "NAME", "The device, where the paste does not say.")]
 NicGbit = Annotated[float | None, _number("--nic-gbit", "G", "What one NIC carries, Gb/s.", float)]
+Report = Annotated[
+    Path | None, _option("--report", "FILE", "Write the report as one HTML page to this file.")
+]
+Page = Annotated[Path | None, _option("--output/-o", "FILE", "Write one HTML page to this file.")]
+Trace = Annotated[Path | None, _option("--trace", "FILE", "Write the pipeline's timeline, for Perfetto.")]
 Json = Annotated[bool, _option("--json", None, "Print one JSON document instead of a report.")]
 Quiet = Annotated[bool, _option("--quiet/-q", None, "No progress and no notes on stderr.")]
 SavedPlan = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.", show_default=False)]
@@ -192,6 +197,7 @@ def suggest(
     time_limit: TimeLimit = None,
     no_cache: NoCache = False,
     output: Output = None,
+    report: Report = None,
     json_: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -202,10 +208,13 @@ def suggest(
         "top": top, "time_limit_s": time_limit, "cache": not no_cache,
     }  # fmt: skip
     _check_output(output)
+    _check_report(report, "--report")
     request = _request(model, topology, nodes, pins=_parse_sets(sets), options=options, quiet=quiet)
     answer = _answer(request)
     if output and answer.plan:
         _save(answer.plan, output, quiet=quiet)
+    if report and answer.plan:
+        _write_page(answer.plan, report, plan_file=output, quiet=quiet)
     if json_:
         _print_json(_document(answer))
     else:
@@ -260,6 +269,29 @@ def estimate(
     elif best:
         _console().print(against_best(answer.plan, best), markup=False, highlight=False)
     _leave(answer)
+
+
+@app.command(
+    epilog="""Examples:
+
+    tpplan report plan.yaml
+
+    tpplan report plan.yaml -o report.html --trace trace.json"""
+)
+def report(plan: SavedPlan, output: Page = None, trace: Trace = None, quiet: Quiet = False) -> None:
+    """Show a plan: in the terminal, as one HTML page, or as a timeline for Perfetto."""
+    from .planner.plan_file import load
+    from .report.terminal import print_report
+
+    _check_report(output, "--output")
+    _check_output(trace, "--trace")
+    found = load(plan)
+    if output:
+        _write_page(found, output, plan_file=plan, quiet=quiet)
+    if trace:
+        _write_trace(found, trace, quiet=quiet)
+    if not output and not trace:
+        print_report(found, _console())
 
 
 @app.command(
@@ -430,14 +462,23 @@ def _options_of(plan: Plan) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _check_output(path: Path | None) -> None:
+def _check_output(path: Path | None, option: str = "--output", example: str = "plan.yaml") -> None:
     """A plan that took minutes to find must not be lost to a misspelt directory."""
     if path is None:
         return
     if path.is_dir():
-        raise OptionError(f"--output {path}: is a directory; give a file, e.g. {path / 'plan.yaml'}")
+        raise OptionError(f"{option} {path}: is a directory; give a file, e.g. {path / example}")
     if not path.parent.is_dir():
-        raise OptionError(f"--output {path}: there is no directory {path.parent}")
+        raise OptionError(f"{option} {path}: there is no directory {path.parent}")
+
+
+def _check_report(path: Path | None, option: str) -> None:
+    """The same for the HTML page, and for what it is made with."""
+    if path:
+        from .report.html import require
+
+        _check_output(path, option, "report.html")
+        require()
 
 
 def _check_same_model(theirs: Plan, ours: Plan, *, file: Path | None) -> None:
@@ -536,6 +577,24 @@ def _save(plan: Plan, path: Path, *, quiet: bool) -> None:
     save(plan, path)
     if not quiet:
         print(f"tpplan: wrote {path}", file=sys.stderr)
+
+
+def _write_page(plan: Plan, path: Path, *, plan_file: Path | None, quiet: bool) -> None:
+    from .planner.timeline import plan_timeline
+    from .report.html import render
+
+    page = render(plan, timeline=plan_timeline(plan), plan_file=str(plan_file or "plan.yaml"))
+    _write_files({path.name: page}, path.parent, quiet=quiet)
+
+
+def _write_trace(plan: Plan, path: Path, *, quiet: bool) -> None:
+    from .planner.timeline import plan_timeline
+    from .report.trace import trace_json
+
+    timeline = plan_timeline(plan)
+    if timeline is None:
+        raise OptionError(f"--trace {path}: the plan has no pipeline (pp={plan.mesh.pp}), so no timeline")
+    _write_files({path.name: trace_json(timeline, plan)}, path.parent, quiet=quiet)
 
 
 def _write_files(files: dict[str, str], directory: Path, *, quiet: bool) -> None:

@@ -36,8 +36,9 @@ FLAGS = {
     "suggest": {
         "--topology", "-t", "--nodes", "--global-batch", "--seq-len", "--mode", "--objective", "--set",
         "--framework", "--dtype", "--optimizer", "--top", "--time-limit", "--no-cache", "--output", "-o",
-        "--json", "--quiet", "-q",
+        "--report", "--json", "--quiet", "-q",
     },
+    "report": {"--output", "-o", "--trace", "--quiet", "-q"},
     "estimate": {
         "--topology", "-t", "--plan", "--nodes", "--global-batch", "--seq-len", "--mode", "--objective",
         "--set", "--framework", "--dtype", "--optimizer", "--compare", "--no-compare", "--no-cache",

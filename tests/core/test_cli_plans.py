@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from tpplan import cli
 from tpplan.planner.plan_file import load, save
 from tpplan.report.exporters import targets
 
-from .sample_plan import llama3_8b
+from .sample_plan import gpt3_175b, llama3_8b
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 
@@ -65,3 +66,42 @@ def test_a_missing_plan_is_named(capsys):
 def test_every_target_is_documented():
     text = DOCS.read_text()
     assert [target.name for target in targets() if f"`{target.name}`" not in text] == []
+
+
+# --------------------------------------------------------------------------- report
+
+
+def test_report_shows_the_plan_in_the_terminal(plan: str, capsys):
+    assert cli.main(["report", plan]) == 0
+    assert "Llama3, 8.03B parameters" in capsys.readouterr().out
+
+
+def test_report_writes_a_page(plan: str, tmp_path: Path, capsys):
+    pytest.importorskip("plotly")
+    page = tmp_path / "report.html"
+    assert cli.main(["report", plan, "-o", str(page)]) == 0
+    assert page.read_text().startswith("<!doctype html>")
+    assert capsys.readouterr().out == ""
+
+
+def test_report_writes_a_trace(tmp_path: Path):
+    save(replace(gpt3_175b(), schedule="interleaved"), tmp_path / "plan.yaml")
+    trace = tmp_path / "trace.json"
+    assert cli.main(["report", str(tmp_path / "plan.yaml"), "--trace", str(trace)]) == 0
+    assert json.loads(trace.read_text())["traceEvents"]
+
+
+def test_a_plan_without_pipeline_has_no_trace(plan: str, tmp_path: Path, capsys):
+    assert cli.main(["report", plan, "--trace", str(tmp_path / "trace.json")]) == 2
+    assert "the plan has no pipeline (pp=1)" in capsys.readouterr().err
+
+
+def test_a_page_in_a_missing_directory_is_refused_at_once(plan: str, capsys):
+    assert cli.main(["report", plan, "-o", "nowhere/report.html"]) == 2
+    assert "there is no directory nowhere" in capsys.readouterr().err
+
+
+def test_a_page_without_the_extra_is_refused(plan: str, monkeypatch: pytest.MonkeyPatch, capsys):
+    monkeypatch.setattr("tpplan.report.html.find_spec", lambda name: None)
+    assert cli.main(["report", plan, "-o", "report.html"]) == 2
+    assert "pip install tpplan[report]" in capsys.readouterr().err

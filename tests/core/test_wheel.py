@@ -29,7 +29,7 @@ def rooms_of(root: Path) -> set[str]:
     """What the wheel must hold, by the name it has there."""
     files = [*root.glob("*.py")]
     for room in ROOMS:
-        files += [file for kind in ("*.py", "*.yaml") for file in (root / room).rglob(kind)]
+        files += [file for kind in ("*.py", "*.yaml", "page.*") for file in (root / room).rglob(kind)]
     return {f"tpplan/{file.relative_to(root).as_posix()}" for file in files}
 
 
