@@ -562,9 +562,7 @@ def _tables(traced: TracedGraph, space: Space) -> frozenset[str]:
     numel = {name: math.prod(value.shape) for name, value in tables.items()}
     if sum(numel.values()) <= TABLE_SHARE * max(traced.parameters, 1):
         return frozenset()
-    return frozenset(
-        str(tables[name].fqn) for name, n in numel.items() if n >= TABLE_MINIMUM_ELEMENTS
-    )
+    return frozenset(str(tables[name].fqn) for name, n in numel.items() if n >= TABLE_MINIMUM_ELEMENTS)
 
 
 def _unknown(space: Space) -> tuple[str, ...]:
