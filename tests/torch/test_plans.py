@@ -90,7 +90,9 @@ def test_the_embedding_table_is_split_by_rows_and_says_why(plans: dict[str, Plan
     plan = plans["recommender"]
     table = next(p for p in plan.parameters if p.fqn == "tables.0.weight")
     assert ("ep", "S(vocab)@0") in table.placements
-    assert any("tables.0.weight is 381.5 GiB, more than one" in r and "vocab over ep" in r for r in plan.reasons)
+    assert any(
+        "tables.0.weight is 381.5 GiB, more than one" in r and "vocab over ep" in r for r in plan.reasons
+    )
 
 
 def test_experts_lie_on_the_expert_axis(plans: dict[str, Plan]) -> None:
