@@ -24,7 +24,7 @@ from ..cost import BlockCost, Communication, Estimate, Origin, ParameterGroup, R
 from ..layout import Collective
 from ..mesh import AXES, Mesh
 from ..problem import Candidate, Pricing
-from ..profile import Framework, Optimizer
+from ..profile import Framework, Optimizer, hidden_share
 from ..topology import GroupSpan, Topology
 from .memory import master_bytes, replicas
 from .overlap import exposed_s
@@ -46,6 +46,7 @@ FORWARD, BACKWARD, RECOMPUTE = "forward compute", "backward compute", "recompute
 SEND_RECV, BUBBLE = "pipeline send/recv", "pipeline bubble"
 GATHER, REDUCE = "ZeRO parameter gathers", "ZeRO gradient reduce-scatter"
 SYNC, PARAMETER_SYNC, NORM_SYNC = "gradient sync", "parameter all-gather", "replicated gradients over tp"
+TIED_SYNC = "tied gradients over pp"
 OPTIMIZER, GRADIENT_NORM, OVERHEAD = "optimizer", "gradient norm", "framework overhead"
 
 
@@ -157,6 +158,8 @@ def block_time(cost: BlockCost, setting: Setting) -> BlockTime:
     gathers = list(_gathers(cost, setting, "forward")) if zero >= 3 else []
     again = list(_gathers(cost, setting, "backward")) if zero >= 3 else []
     reduces = list(_gradient_syncs(cost.parameters, setting, Collective.REDUCE_SCATTER)) if zero >= 2 else []
+    if zero >= 3:
+        reduces = [_no_faster(c, framework) for c in reduces]
     overlaps = (framework.gather_overlap, framework.dp_overlap)
     forward_comm, (gathers, _) = _hide(cost.forward_comm, (gathers, []), overlaps, cost.forward_s, framework)
     backward_comm, (again, reduces) = _hide(
@@ -188,7 +191,7 @@ def _hide(
     framework: Framework,
 ) -> tuple[Comms, tuple[Comms, Comms]]:
     """Take off what computation hides: of tp's collectives inside a block, of ZeRO's gathers and reduces."""
-    shares = [framework.tp_overlap if c.axis == "tp" else 0.0 for c in inside]
+    shares = [hidden_share(framework, c.axis) for c in inside]
     shares += [share for group, share in zip(storage, overlaps, strict=True) for _ in group]
     seen = _hidden_behind([*inside, *storage[0], *storage[1]], shares, compute_s=compute_s)
     first, second = len(inside), len(inside) + len(storage[0])
@@ -213,7 +216,15 @@ def _gathers(cost: BlockCost, setting: Setting, phase: str) -> Iterator[Communic
         label = f"{cost.name}: parameters gathered for {phase}"
         gather = communication(setting, label, Collective.ALL_GATHER, nbytes, axes, count=1)
         if gather is not None:
-            yield gather
+            yield _no_faster(gather, setting.framework)
+
+
+def _no_faster(c: Communication, framework: Framework) -> Communication:
+    """ZeRO-3's traffic at the rate that the framework reaches, where that is below the links'."""
+    if framework.gather_bytes_per_s is None:
+        return c
+    seconds = max(c.seconds, c.bytes / framework.gather_bytes_per_s)
+    return replace(c, seconds=seconds, exposed_s=seconds)
 
 
 def _gradient_syncs(
@@ -275,12 +286,13 @@ def once_per_step(
     share = min(framework.gather_overlap, 1 - 1 / blocks)
     gathers = _hidden_behind(gathers, [share] * len(gathers), compute_s=forward_s)
     over_tp = list(_replicated_over_tp(groups, setting))
+    over_pp = list(_tied(groups, setting))
     norm, norm_sync = _gradient_norm(groups, setting)
     update = _update(groups, setting)
-    parts = _parts({SYNC: syncs, PARAMETER_SYNC: gathers, NORM_SYNC: over_tp})
+    parts = _parts({SYNC: syncs, PARAMETER_SYNC: gathers, NORM_SYNC: over_tp, TIED_SYNC: over_pp})
     norm_s = norm.seconds + sum(c.seconds for c in norm_sync)
     parts |= {GRADIENT_NORM: norm_s, OPTIMIZER: update.seconds}
-    communications = (*syncs, *gathers, *over_tp, *norm_sync)
+    communications = (*syncs, *gathers, *over_tp, *over_pp, *norm_sync)
     return OncePerStep(
         parts=parts,
         communications=communications,
@@ -305,6 +317,28 @@ def _replicated_over_tp(groups: Sequence[ParameterGroup], setting: Setting) -> I
     )
     if sync is not None:
         yield sync
+
+
+def _tied(groups: Sequence[ParameterGroup], setting: Setting) -> Iterator[Communication]:
+    """The first and the last stage sum the gradients of parameters that both hold."""
+    numel = sum(g.numel for g in groups if g.trainable and g.tied)
+    if numel:
+        mesh, topology = setting.mesh, setting.topology
+        span = topology.span(size=2, stride=mesh.stride("pp") * (mesh.pp - 1))
+        nbytes = numel * setting.framework.sync_bytes
+        time = setting.pricing.collective_time(Collective.ALL_REDUCE, nbytes, span)
+        yield Communication(
+            label="gradients of parameters tied over stages",
+            collective=Collective.ALL_REDUCE,
+            axis="pp",
+            group_size=2,
+            bytes=nbytes,
+            seconds=time.seconds,
+            exposed_s=time.seconds,
+            count=1,
+            level=topology.levels[span.outermost].name,
+            origin=time.origin,
+        )
 
 
 def _local_numel(group: ParameterGroup, setting: Setting, *, from_zero: int) -> float:
@@ -361,21 +395,28 @@ def pipeline_s(stage_s: Sequence[float], *, microbatches: int, virtual_stages: i
     return (microbatches - 1 / virtual_stages) * max(stage_s) + sum(stage_s) / virtual_stages
 
 
-def send_recv(setting: Setting, nbytes: float) -> Communication | None:
-    """Activations (or their gradients) handed to the neighbouring stage, once."""
-    mesh, topology = setting.mesh, setting.topology
+def send_recv(setting: Setting, nbytes: float, *, whole_on_tp: bool = False) -> Communication | None:
+    """Activations (or their gradients) handed to the neighbouring stage, once.
+
+    `whole_on_tp`: every rank of tp holds all of it, so that each may send a part and gather the rest.
+    """
+    mesh, topology, framework = setting.mesh, setting.topology, setting.framework
     if mesh.pp == 1:
         return None
     span = topology.span(size=2, stride=mesh.stride("pp"))
-    time = setting.pricing.collective_time(Collective.SEND_RECV, nbytes, span)
+    scatters = whole_on_tp and framework.scatters_handover and mesh.tp > 1
+    sent = nbytes / mesh.tp if scatters else nbytes
+    time = setting.pricing.collective_time(Collective.SEND_RECV, sent, span)
+    if scatters:
+        time += setting.pricing.collective_time(Collective.ALL_GATHER, nbytes, setting.span(mesh, ("tp",)))
     return Communication(
         label="activations between stages",
         collective=Collective.SEND_RECV,
         axis="pp",
         group_size=2,
-        bytes=nbytes,
+        bytes=sent,
         seconds=time.seconds,
-        exposed_s=time.seconds,
+        exposed_s=time.seconds * (1 - framework.p2p_overlap),
         count=1,
         level=topology.levels[span.outermost].name,
         origin=time.origin,

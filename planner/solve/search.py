@@ -147,7 +147,7 @@ class _Run:
         return self.ideal[key].under(candidate).bound_s
 
     def solutions(self, candidate: Candidate) -> tuple[IntraSolution, ...]:
-        """The intra-op frontier, asked once per tp, ep, cp, where their groups lie, and microbatch."""
+        """The intra-op frontier, asked once per tp, ep, cp, where they lie, pipeline or not, and microbatch."""
         key = (*self._slice_key(candidate), candidate.micro_batch)
         if key not in self.intra:
             self.intra[key] = self.pricing.intra(candidate.mesh, candidate.micro_batch)
@@ -161,7 +161,7 @@ class _Run:
     def _slice_key(self, candidate: Candidate) -> tuple:
         mesh = candidate.mesh
         where = tuple(self.span(mesh, (axis,)) for axis in ("tp", "ep", "cp"))
-        return (mesh.tp, mesh.ep, mesh.cp, where)
+        return (mesh.tp, mesh.ep, mesh.cp, mesh.pp > 1, where)
 
     def _note_floor(self, candidate: Candidate, key: tuple) -> None:
         """Remember the least seconds per sample that this microbatch takes, for smaller ones."""
