@@ -114,6 +114,15 @@ Compare = Annotated[
 ]
 NoCache = Annotated[bool, _option("--no-cache", None, "Trace the model again and keep no graph.")]
 Output = Annotated[Path | None, _option("--output/-o", "FILE", "Write the plan (YAML) to this file.")]
+ProfileOutput = Annotated[
+    Path, _option("--output/-o", "FILE", "Write the measured topology here (default cluster.yaml).")
+]
+Quick = Annotated[bool, _option("--quick", None, "Fewer sizes and repetitions: under two minutes.")]
+Resume = Annotated[
+    bool, typer.Option("--resume/--no-resume", help="Go on from FILE.partial if it is there (default).")
+]
+Budget = Annotated[float | None, _number("--budget", "S", "Seconds to measure at most.", float)]
+Redact = Annotated[bool, _option("--redact", None, "Keep host names out of the file.")]
 TopologyOutput = Annotated[Path | None, _option("--output/-o", "FILE", "Write the topology to this file.")]
 Pastes = Annotated[list[Path], typer.Argument(metavar="FILE...", help=PASTE_HELP, show_default=False)]
 DeviceName = Annotated[str | None, _option("--device", "NAME", "The device, where the paste does not say.")]
@@ -126,6 +135,7 @@ Trace = Annotated[Path | None, _option("--trace", "FILE", "Write the pipeline's 
 Json = Annotated[bool, _option("--json", None, "Print one JSON document instead of a report.")]
 Quiet = Annotated[bool, _option("--quiet/-q", None, "No progress and no notes on stderr.")]
 SavedPlan = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.", show_default=False)]
+OtherPlan = Annotated[Path, typer.Argument(metavar="OTHER", help="Another plan file.", show_default=False)]
 Target = Annotated[str, _option("--to", "X", "megatron, torchtitan, deepspeed, accelerate, hf, ...")]
 Directory = Annotated[Path | None, _option("--output/-o", "DIR", "Write the files into this directory.")]
 Debug = Annotated[bool, _option("--debug", None, "Show the traceback of an internal error.")]
@@ -294,6 +304,36 @@ def report(plan: SavedPlan, output: Page = None, trace: Trace = None, quiet: Qui
         print_report(found, _console())
 
 
+@app.command(epilog="Example:  tpplan explain plan.yaml")
+def explain(plan: SavedPlan, json_: Json = False) -> None:
+    """Say in a page what each axis of a plan does, why these sizes, and what would change it."""
+    from .planner.plan_file import load
+    from .report.explain import explain as paragraphs
+    from .report.terminal.pages import render_explanation
+
+    found = load(plan)
+    if json_:
+        told = paragraphs(found)
+        _print_json({"paragraphs": [{"title": p.title, "sentences": list(p.sentences)} for p in told]})
+    else:
+        _console().print(render_explanation(found))
+
+
+@app.command(epilog="Example:  tpplan compare plan.yaml other.yaml")
+def compare(plan: SavedPlan, other: OtherPlan, json_: Json = False) -> None:
+    """Put two plans side by side: their choices, their step time by part, their memory by kind."""
+    from .planner.plan_file import load
+    from .report.compare import compare as compared
+    from .report.compare import comparison_document
+    from .report.terminal.pages import render_comparison
+
+    left, right = load(plan), load(other)
+    if json_:
+        _print_json(comparison_document(compared(left, right)))
+    else:
+        _console().print(render_comparison(left, right, (str(plan), str(other))))
+
+
 @app.command(
     epilog="""Examples:
 
@@ -397,6 +437,55 @@ def _write_imported(found: Imported, output: Path | None, *, json_: bool) -> Non
         _print_json(document(found))
     elif not output:
         print(text, end="")
+
+
+@app.command(
+    epilog="""Examples:
+
+    tpplan profile --quick -o cluster.yaml
+
+    torchrun --nnodes 2 --nproc-per-node 8 ... -m tpplan profile -o cluster.yaml"""
+)
+def profile(
+    output: ProfileOutput = Path("cluster.yaml"),
+    quick: Quick = False,
+    resume: Resume = True,
+    budget: Budget = None,
+    redact: Redact = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure this cluster (one process, or every rank under torchrun) and write it as a topology."""
+    from .planner.errors import ProfileError
+
+    if budget is not None and not budget > 0.0:
+        raise OptionError(f"--budget {budget:g}: must be greater than 0")
+    _check_output(output)
+    from .profiler.run import profile as measure
+    from .profiler.settings import FULL, QUICK
+
+    settings = QUICK if quick else FULL
+    if budget is not None:
+        settings = replace(settings, budget_s=budget)
+    try:
+        wrote = measure(output, settings, resume=resume, redact=redact, say=_say_on_first_rank(quiet))
+    except ProfileError as error:
+        _say_error(str(error), code=FAILED)
+        os._exit(FAILED)  # a thread may be stuck in a collective for ever
+    if wrote:
+        _show_profile(output)
+
+
+def _say_on_first_rank(quiet: bool) -> Callable[[str], None]:
+    silent = quiet or os.environ.get("RANK", "0") != "0"
+    return lambda text: None if silent else print(f"tpplan: {text}", file=sys.stderr, flush=True)
+
+
+def _show_profile(path: Path) -> None:
+    from .report.hardware import render
+    from .topologies.load import load_file
+
+    _console().print(render(load_file(path)))
+    print(f"tpplan: wrote {path}", file=sys.stderr)
 
 
 # --------------------------------------------------------------------------- from options to a request

@@ -44,7 +44,12 @@ FLAGS = {
         "--set", "--framework", "--dtype", "--optimizer", "--compare", "--no-compare", "--no-cache",
         "--json", "--quiet", "-q",
     },
+    "explain": {"--json"},
+    "compare": {"--json"},
     "export": {"--to", "--output", "-o", "--json", "--quiet", "-q"},
+    "profile": {
+        "--output", "-o", "--quick", "--resume", "--no-resume", "--budget", "--redact", "--quiet", "-q",
+    },
     "topology list": {"--json"},
     "topology show": {"--nodes", "--json"},
     "topology import": {"--device", "--nodes", "--nic-gbit", "--output", "-o", "--json"},

@@ -105,3 +105,20 @@ def test_a_page_without_the_extra_is_refused(plan: str, monkeypatch: pytest.Monk
     monkeypatch.setattr("tpplan.report.html.find_spec", lambda name: None)
     assert cli.main(["report", plan, "-o", "report.html"]) == 2
     assert "pip install tpplan[report]" in capsys.readouterr().err
+
+
+# --------------------------------------------------------------------------- explain, compare
+
+
+def test_explain_and_compare_print_pages(plan: str, capsys):
+    assert cli.main(["explain", plan]) == 0
+    assert "tp=2: tensor parallel" in capsys.readouterr().out
+    assert cli.main(["compare", plan, plan]) == 0
+    assert "Both take the same time." in capsys.readouterr().out
+
+
+def test_explain_and_compare_as_json(plan: str, capsys):
+    assert cli.main(["explain", plan, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["paragraphs"][0]["title"] == "tp=2: tensor parallel"
+    assert cli.main(["compare", plan, plan, "--json"]) == 0
+    assert {"choices", "time_s", "memory_bytes"} <= set(json.loads(capsys.readouterr().out))
