@@ -90,7 +90,7 @@ class StageForward:
                 return self._to_border(left.output)
             finally:
                 self._received = None
-            return plain(self._loss(outputs, call.inputs))
+            return plain(self._loss(outputs, call.inputs)).clone()  # torch detaches it: no view
 
     def _enter(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if any(isinstance(x, Tensor) and x.requires_grad for x in tree_leaves((args[1:], kwargs))):
@@ -111,7 +111,7 @@ class StageForward:
     def _to_border(self, x: Tensor) -> Tensor:
         if not isinstance(x, DTensor):
             return x
-        return x.redistribute(placements=[self._border]).to_local()
+        return x.redistribute(placements=[self._border]).to_local().clone()  # torch detaches it: no view
 
 
 def local_shape(hidden: Tensor, border: Placement, ranks: int) -> torch.Size:

@@ -23,8 +23,16 @@ NORM_LABEL = "gradient norm"
 
 
 def sum_partial(parameters: Iterable[nn.Parameter]) -> None:
-    """Add up the gradients that are partial over tp, flattened into one all-reduce."""
-    owed = [p for p in parameters if isinstance(p.grad, DTensor) and _is_partial(p.grad)]
+    """Add up the gradients that are partial over tp, flattened into one all-reduce.
+
+    A gradient in yet another layout than its parameter (the planned one is neither) is brought into it.
+    """
+    parameters = list(parameters)
+    owed = [p for p in parameters if isinstance(p.grad, DTensor) and _is_owed(p.grad, p)]
+    for parameter in parameters:
+        grad = parameter.grad
+        if isinstance(grad, DTensor) and isinstance(parameter, DTensor) and not _is_final(grad, parameter):
+            parameter.grad = grad.redistribute(placements=parameter.placements)
     if not owed:
         return
     grads = [p.grad for p in owed if isinstance(p.grad, DTensor)]
@@ -40,8 +48,14 @@ def sum_partial(parameters: Iterable[nn.Parameter]) -> None:
         )
 
 
-def _is_partial(grad: DTensor) -> bool:
-    return grad.device_mesh.ndim == 1 and isinstance(grad.placements[0], Partial)
+def _is_owed(grad: DTensor, parameter: Tensor) -> bool:
+    """Whether it is a whole parameter's gradient, in terms to be added."""
+    whole = isinstance(parameter, DTensor) and parameter.placements == (Replicate(),)
+    return whole and isinstance(grad.placements[0], Partial)
+
+
+def _is_final(grad: DTensor, parameter: DTensor) -> bool:
+    return grad.placements == parameter.placements or _is_owed(grad, parameter)
 
 
 def holders(parameter: Tensor, ranks: int) -> int:

@@ -10,13 +10,14 @@ import os
 import tempfile
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-TIMEOUT_S = 40
+TIMEOUT_S = 60
+AFTER_A_FAILURE_S = 2
 
 
 def _serve(rank: int, size: int, store: str, pipe: Connection) -> None:
@@ -50,19 +51,24 @@ class RankPool:
         """What `function(*args)` returns on each rank; a rank's exception fails the caller."""
         for pipe in self._pipes:
             pipe.send((function, args))
-        failures, results = [], []
-        for rank, pipe in enumerate(self._pipes):
-            if not pipe.poll(1 if failures else TIMEOUT_S):
-                failures.append(f"rank {rank} did not answer")
-                continue
-            good, answer = pipe.recv()
-            results.append(answer)
-            if not good:
-                failures.append(f"rank {rank}:\n{answer}")
-        if failures:
-            self.broken = len(results) < self.size
-            raise AssertionError("\n".join(failures[:2]))
-        return results
+        answers: dict[int, tuple[bool, Any]] = {}
+        patience_s = TIMEOUT_S
+        while len(answers) < self.size:
+            waiting = {self._pipes[rank]: rank for rank in range(self.size) if rank not in answers}
+            ready = wait(list(waiting), patience_s)
+            if not ready:
+                break
+            for pipe in ready:
+                assert isinstance(pipe, Connection)
+                answers[waiting[pipe]] = pipe.recv()
+                if not answers[waiting[pipe]][0]:
+                    patience_s = AFTER_A_FAILURE_S
+        self.broken = len(answers) < self.size
+        silent = [rank for rank in range(self.size) if rank not in answers]
+        failures = [f"rank {rank}:\n{answer}" for rank, (good, answer) in answers.items() if not good]
+        if failures or silent:
+            raise AssertionError("\n".join([*failures[:1], *[f"rank {r} did not answer" for r in silent]]))
+        return [answers[rank][1] for rank in range(self.size)]
 
     def close(self) -> None:
         """End the ranks."""
