@@ -29,7 +29,8 @@ class Described:
     labels: dict[str, tuple[int, ...]]
     reads: tuple[str, ...]
     factored: bool
-    """False when a reshape does not factor, so that no dim can be followed through it."""
+    """False when axes do not factor as the op wants (a reshape of 6 x 4 to 8 x 3), so that no dim can be
+    followed through it and none may be split."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,7 +100,9 @@ def _describe(space: Space, node: Node) -> None:
     call = _call(space, node)
     spec, known = describe(call)
     labels = _labels(space, call, spec)
-    factored = _outputs(space, call, spec, labels)
+    bound = labels is not None
+    labels = labels if labels is not None else _fresh_labels(space, call, spec)
+    factored = _outputs(space, call, spec, labels) and bound
     for label, name in spec.names.items():
         if label in labels:
             space.votes.append((_PRIORITY.get(name, 6), name, labels[label]))
@@ -123,7 +126,8 @@ def call_reads(call: Call, spec: Spec) -> list[str]:
 
 
 _PRIORITY = {
-    "batch": 10, "sequence": 10, "experts": 9, "heads": 8, "kv_heads": 8, "query_groups": 8, "head_dim": 8, "vocab": 7,
+    "batch": 10, "sequence": 10, "experts": 9, "heads": 8, "kv_heads": 8, "query_groups": 8, "head_dim": 8,
+    "vocab": 7,
 }  # fmt: skip
 """How much a rule's word counts against another's for the same dim; 6 for words not listed."""
 _FACTOR_PRIORITY = {"head_dim": 3}
@@ -149,14 +153,28 @@ def _call(space: Space, node: Node) -> Call:
     )
 
 
-def _labels(space: Space, call: Call, spec: Spec) -> dict[str, tuple[int, ...]]:
-    """Bind labels to the atoms of the tensors read, refining where an axis has several labels."""
+def _labels(space: Space, call: Call, spec: Spec) -> dict[str, tuple[int, ...]] | None:
+    """Bind labels to the atoms of the tensors read, refining where an axis has several labels.
+
+    None when an axis is already cut into other factors than the op's.
+    """
     labels: dict[str, tuple[int, ...]] = {}
     for value, axes in zip(call.inputs, spec.inputs, strict=True):
         for atoms, axis, size in zip(
             space.axes[value.name], axes or (), value.shape, strict=axes is not None
         ):
-            _bind(space, labels, spec, axis, atoms, size)
+            if not _bind(space, labels, spec, axis, atoms, size):
+                return None
+    return labels
+
+
+def _fresh_labels(space: Space, call: Call, spec: Spec) -> dict[str, tuple[int, ...]]:
+    """Labels of an op whose axes cannot be followed: sizes only."""
+    labels: dict[str, tuple[int, ...]] = {}
+    for value, axes in zip(call.inputs, spec.inputs, strict=True):
+        for axis, size in zip(axes or (), value.shape, strict=axes is not None):
+            for label in axis:
+                labels.setdefault(label, (space.atoms.new(spec.sizes.get(label, size)),))
     return labels
 
 
@@ -167,15 +185,15 @@ def _bind(
     axis: Axis,
     atoms: tuple[int, ...],
     size: int,
-) -> None:
+) -> bool:
+    """Say that an axis is the product of its labels; False when its factors do not allow that."""
     if len(axis) == 1 and axis[0] not in labels:
         labels[axis[0]] = atoms
-        return
+        return True
     for label in axis:
         labels.setdefault(label, (space.atoms.new(spec.sizes.get(label, size)),))
     bound = tuple(atom for label in axis for atom in labels[label])
-    if axis and not space.atoms.equate(atoms, bound):
-        raise AssertionError(f"{spec} binds {axis} of size {size} inconsistently")
+    return not axis or space.atoms.equate(atoms, bound)
 
 
 def _outputs(space: Space, call: Call, spec: Spec, labels: dict[str, tuple[int, ...]]) -> bool:
@@ -271,9 +289,9 @@ def _name_projections(space: Space, strongest: dict[int, tuple[int, int, str]]) 
 def _numbered(space: Space, names: dict[int, str]) -> dict[int, str]:
     sizes: dict[str, list[int]] = defaultdict(list)
     result = {}
-    every = sorted(
-        {leaf for axes in space.axes.values() for axis in axes for leaf in space.atoms.leaves(axis)}
-    )
+    bound = [atoms for described in space.nodes for atoms in described.labels.values()]
+    axes = [axis for axes in space.axes.values() for axis in axes]
+    every = sorted({leaf for axis in (*axes, *bound) for leaf in space.atoms.leaves(axis)})
     for leaf in every:
         name = names.get(leaf) or f"d{space.atoms.size(leaf)}"
         size = space.atoms.size(leaf)

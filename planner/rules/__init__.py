@@ -1,6 +1,25 @@
 """Rules: which dims of an op may be split. One family a file; importing this fills the table."""
 
-from . import attention, embedding, matmul, norm, pointwise, reduction, routing, view  # noqa: F401
+from . import (
+    attention,
+    channel_norm,
+    convolution,
+    embedding,
+    fourier,
+    index,
+    matmul,
+    norm,
+    patches,
+    pointwise,
+    pooling,
+    recurrent,
+    reduction,
+    routing,
+    scatter,
+    shift,
+    view,
+    whole,
+)
 from .factory import is_factory
 from .registry import describe, find, opaque, registered, rule
 from .spec import Call, InnerSpec, Spec

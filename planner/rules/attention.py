@@ -31,8 +31,8 @@ def attention(call: Call) -> Spec:
         family="attention",
         inputs=(
             (*lead, heads, rows, depth),
-            (*lead, kv_axis, keys, depth),
-            (*lead, kv_axis, keys, value_depth),
+            (*_broadcast(lead, k.shape), kv_axis, keys, depth),
+            (*_broadcast(lead, v.shape), kv_axis, keys, value_depth),
             *(_mask_axes(m.shape, (*lead, heads, rows, keys), call) for m in mask),
         ),
         outputs=((*lead, heads, rows, value_depth),),
@@ -41,12 +41,21 @@ def attention(call: Call) -> Spec:
         flops=_flops(call, lead, heads, rows, keys, depth, value_depth),
         backward_flops=BACKWARD_OVER_FORWARD,
         causal=rows if _is_causal(call) else (),
-        names={"kv": "kv_heads" if groups > 1 else "heads", "g": "query_groups", "d": "head_dim", "e": "head_dim"},
+        names={
+            "kv": "kv_heads" if groups > 1 else "heads",
+            "g": "query_groups",
+            "d": "head_dim",
+            "e": "head_dim",
+        },
     )
 
 
 def _axis(label: str, size: int) -> Axis:
     return (label,) if size > 1 else ()
+
+
+def _broadcast(lead: tuple[Axis, ...], shape: tuple[int, ...]) -> tuple[Axis, ...]:
+    return tuple(axis if size > 1 else () for axis, size in zip(lead, shape, strict=False))
 
 
 def _is_causal(call: Call) -> bool:

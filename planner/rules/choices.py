@@ -35,7 +35,9 @@ class Choice:
     inner: tuple[Inner, ...] = ()
 
 
-def choices(op: Op, *, axis: str, degree: int, sizes: dict[str, float], tables: frozenset[str]) -> tuple[Choice, ...]:
+def choices(
+    op: Op, *, axis: str, degree: int, sizes: dict[str, float], tables: frozenset[str]
+) -> tuple[Choice, ...]:
     """All legal choices of `op` on an axis of `degree` ranks; `sizes` are extents before the split."""
     if degree == 1:
         return (_whole(op),)
@@ -216,9 +218,23 @@ def _table(op: Op, degree: int) -> Choice:
     width = 2 if op.writes[0].dtype in ("bfloat16", "float16") else 4
     ids = tuple(label for axis in op.reads[1].axes for label in axis)
     exchange = (
-        Inner(label=op.table, collective=C.ALL_TO_ALL, forward_labels=ids, element_bytes=8, count=1, backward_count=0),
-        Inner(label=op.table, collective=C.ALL_TO_ALL, forward_labels=labels, element_bytes=width, count=1, backward_count=1),
-    )  # fmt: skip
+        Inner(
+            label=op.table,
+            collective=C.ALL_TO_ALL,
+            forward_labels=ids,
+            element_bytes=8,
+            count=1,
+            backward_count=0,
+        ),
+        Inner(
+            label=op.table,
+            collective=C.ALL_TO_ALL,
+            forward_labels=labels,
+            element_bytes=width,
+            count=1,
+            backward_count=1,
+        ),
+    )
     return Choice(
         kind="table",
         label=op.table,

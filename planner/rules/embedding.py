@@ -30,30 +30,41 @@ def embedding(call: Call) -> Spec:
     )
 
 
+SUM, MEAN = 0, 1
+"""Values of the `mode` argument; 2 is the maximum, which is not linear."""
+
+
 @rule("aten.embedding_bag", "aten._embedding_bag")
 def embedding_bag(call: Call) -> Spec:
-    """`table[v, h], ids[bags, n] or (ids[n], offsets[bags]) -> y[bags, h]` (first output)."""
-    table, ids = call.inputs[:2]
-    column = ("h",) if table.shape[1] > 1 else ()
-    bags = ("i0",) if call.outputs[0].shape[0] > 1 else ()
-    if len(ids.shape) == 2:
-        index: tuple[Axis, ...] = (bags, ("n",) if ids.shape[1] > 1 else ())
-        blocked, sums = frozenset[str](), frozenset({"v", "n"} if ids.shape[1] > 1 else {"v"})
-    elif ids.shape == call.outputs[0].shape[:1]:
-        index, blocked, sums = (bags,), frozenset(), frozenset({"v"})
-    else:
-        index, blocked, sums = (("n",),), frozenset({"n", "i0"}), frozenset({"v"})
-    offsets = tuple(
-        (bags,) if value.shape == call.outputs[0].shape[:1] else (("q",),) for value in call.inputs[2:3]
-    )
-    rest = tuple(tuple(("n",) if size > 1 else () for size in value.shape) for value in call.inputs[3:])
-    extra = tuple(tuple(() for _ in value.shape) for value in call.outputs[1:])
+    """`table[v, h], ids[bags * n], offsets[bags] -> y[bags, h]` (first output).
+
+    Bags are taken to be of equal length, which static shapes imply; each rank counts its offsets from
+    its own first id. With sums or means the rows of the table may be split, unless ids are weighted
+    (the weights' gradient would be partial). The other outputs serve the op's own backward pass.
+    """
+    table, ids, offsets, *weights = call.inputs
+    count, column = call.outputs[0].shape[0], _axis("h", table.shape[1])
+    bags = _axis("bags", count)
+    equal = len(ids.shape) == 1 and ids.shape[0] % count == 0 and offsets.shape == (count,)
+    times = ids.shape[0] // count if equal else ids.shape[0]
+    index = ((bags if equal else ()) + _axis("n", times),)
+    linear = call.arg(4, "mode", SUM) in (SUM, MEAN) and not weights
     return Spec(
         family="memory",
-        inputs=((("v",), column), index, *offsets, *rest),
-        outputs=((bags, column), *extra),
-        sums=sums,
-        blocked=blocked,
+        inputs=(
+            (("v",), column),
+            index,
+            (bags if equal else _axis("q", offsets.shape[0]),),
+            *(index for _ in weights),
+        ),
+        outputs=((bags, column), *(tuple(() for _ in value.shape) for value in call.outputs[1:])),
+        sizes={"bags": count, "n": times},
+        sums=frozenset({"v"}),
+        blocked=frozenset({"n", "q", *(() if linear else "v"), *(() if equal else bags)}),
         table="v",
         names={"v": "vocab", "h": "hidden"},
     )
+
+
+def _axis(label: str, size: int) -> Axis:
+    return (label,) if size > 1 else ()

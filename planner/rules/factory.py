@@ -5,8 +5,10 @@ from __future__ import annotations
 FACTORIES = frozenset(
     f"aten.{name}"
     for name in (
-        "arange", "zeros", "ones", "full", "empty", "eye", "scalar_tensor", "rand", "randn", "linspace", "tensor",
-        "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty",
+        "arange", "zeros", "ones", "full", "empty", "eye", "scalar_tensor", "rand", "randn", "linspace",
+        "tensor", "randint", "randperm", "logspace", "tril_indices", "triu_indices", "empty_permuted",
+        "empty_strided", "normal", "rand_like", "randn_like", "randint_like", "zeros_like", "ones_like",
+        "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty",
     )
 )  # fmt: skip
 """Their tensor arguments, if any, give shapes only, so no data flows through them."""

@@ -70,7 +70,11 @@ def addmm(call: Call) -> Spec:
     """`bias[n] + x[m, k] w[k, n]`."""
     bias, x, w = call.inputs
     ba = tuple((("m", "n")[2 - len(bias.shape) + i],) if s > 1 else () for i, s in enumerate(bias.shape))
-    xa, wa, ya = _axes(["m", "k"], x.shape), _axes(["k", "n"], w.shape), _axes(["m", "n"], call.outputs[0].shape)
+    xa, wa, ya = (
+        _axes(["m", "k"], x.shape),
+        _axes(["k", "n"], w.shape),
+        _axes(["m", "n"], call.outputs[0].shape),
+    )
     product = _product(_real(["m"], xa), _real(["n"], wa), _real(["k"], xa), [])
     return Spec(inputs=(ba, xa, wa), outputs=(ya,), **product)
 
@@ -88,7 +92,11 @@ def baddbmm(call: Call) -> Spec:
 
 @rule("aten.einsum")
 def einsum(call: Call) -> Spec:
-    """Any einsum without repeated letters in one operand; an ellipsis becomes leading dims."""
+    """Any einsum; an ellipsis becomes leading dims.
+
+    Blocked: a letter twice in one operand (a diagonal), and a summed letter that some operand lacks
+    (the gradient of that operand would be a partial sum).
+    """
     terms, output = _einsum_terms(str(call.args[0]), call.inputs)
     inputs = tuple(_axes(term, value.shape) for term, value in zip(terms, call.inputs, strict=True))
     outputs = (_axes(output, call.outputs[0].shape),)
@@ -97,7 +105,10 @@ def einsum(call: Call) -> Spec:
     shared = [label for label in present if label in output and all(label in term for term in terms)]
     rows = [label for label in present if label in output and label not in shared and label in terms[0]]
     cols = [label for label in present if label in output and label not in (*shared, *rows)]
-    return Spec(inputs=inputs, outputs=outputs, linear=(0,), **_product(rows, cols, sums, shared))
+    twice = {label for term in terms for label in term if term.count(label) > 1}
+    missing = {label for label in sums if not all(label in _real([label], axes) for axes in inputs)}
+    product = _product(rows, cols, sums, shared)
+    return Spec(inputs=inputs, outputs=outputs, linear=(0,), blocked=frozenset(twice | missing), **product)
 
 
 def _einsum_terms(equation: str, inputs: tuple[Value, ...]) -> tuple[list[list[str]], list[str]]:
@@ -118,12 +129,46 @@ def _expand(term: str, dots: int) -> list[str]:
     return [*head, *([f"e{i}" for i in range(dots)] if ellipsis else ()), *tail]
 
 
+@rule("aten.mv", "aten.dot", "aten.outer", "aten.ger")
+def vectors(call: Call) -> Spec:
+    """Products with vectors."""
+    left, right, out = {
+        "mv": ("mk", "k", "m"),
+        "dot": ("k", "k", ""),
+        "outer": ("m", "n", "mn"),
+        "ger": ("m", "n", "mn"),
+    }[call.node.target.split(".")[1]]
+    a, b = call.inputs
+    aa, ba, ya = (
+        _axes(list(left), a.shape),
+        _axes(list(right), b.shape),
+        _axes(list(out), call.outputs[0].shape),
+    )
+    product = _product(_real(["m"], aa), _real(["n"], ba), _real(["k"], aa), [])
+    return Spec(inputs=(aa, ba), outputs=(ya,), linear=(0,), **product)
+
+
+@rule("aten.cdist", "aten._cdist_forward")
+def cdist(call: Call) -> Spec:
+    """Distances `a[.., m, k], b[.., n, k] -> y[.., m, n]`; `k` is under a root, so it is blocked."""
+    a, b = call.inputs
+    batch = [f"b{i}" for i in range(len(call.outputs[0].shape) - 2)]
+    aa = _axes([*batch[len(batch) - len(a.shape) + 2 :], "m", "k"], a.shape)
+    ba = _axes([*batch[len(batch) - len(b.shape) + 2 :], "n", "k"], b.shape)
+    ya = _axes([*batch, "m", "n"], call.outputs[0].shape)
+    shared = _real(batch, ya)
+    product = _product(_real(["m"], aa), _real(["n"], ba), _real(["k"], aa), shared) | {"sums": frozenset()}
+    return Spec(inputs=(aa, ba), outputs=(ya,), blocked=frozenset({"k"}), **product)
+
+
 @rule("aten._grouped_mm", "transformers.grouped_mm_fallback")
 def grouped_mm(call: Call) -> Spec:
     """`x[r, k]`, rows grouped by expert, times `w[e, k, n]` -> `y[r, n]`; `offs[e]` ends the groups."""
     x, w, *rest = call.inputs
     xa, wa = _axes(["r", "k"], x.shape), _axes(["e", "k", "n"], w.shape)
-    offs = tuple(_axes(["e"], value.shape) if len(value.shape) == 1 else ((),) * len(value.shape) for value in rest)
+    offs = tuple(
+        _axes(["e"], value.shape) if len(value.shape) == 1 else ((),) * len(value.shape) for value in rest
+    )
     return Spec(
         family="grouped_gemm",
         inputs=(xa, wa, *offs),

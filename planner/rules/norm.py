@@ -7,6 +7,8 @@ logit), as in Megatron's vocabulary-parallel loss.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .registry import rule
 from .spec import Axis, Call, InnerSpec, Spec
 
@@ -45,7 +47,8 @@ def norm(call: Call) -> Spec:
     )
 
 
-@rule("aten.softmax", "aten._softmax", "aten.log_softmax", "aten._log_softmax", "aten.cumsum", "aten.logcumsumexp")
+@rule("aten.softmax", "aten._softmax", "aten.log_softmax", "aten._log_softmax", "aten._safe_softmax",
+      "aten.logcumsumexp", "aten.cumprod", "aten.cummax", "aten.cummin")  # fmt: skip
 def along(call: Call) -> Spec:
     """An op that runs along one dim of its only tensor; that dim is blocked."""
     shape = call.inputs[0].shape
@@ -54,10 +57,27 @@ def along(call: Call) -> Spec:
     return Spec(
         family="memory",
         inputs=(axes,),
-        outputs=(axes,),
+        outputs=(axes,) * len(call.outputs),
         blocked=frozenset(axes[dim] if axes else ()),
         flops=((FLOPS_PER_SOFTMAX_ELEMENT, _labels(axes)),),
     )
+
+
+@rule("aten.cumsum", "aten.cumsum_")
+def running_sum(call: Call) -> Spec:
+    """A sum of all before along one dim, which is blocked; linear."""
+    return replace(along(call), linear=(0,), flops=((1.0, _labels(along(call).outputs[0])),))
+
+
+@rule("aten.cosine_similarity")
+def cosine_similarity(call: Call) -> Spec:
+    """`a[.., h], b[.., h] -> y[..]`, broadcast; `h` is blocked."""
+    shape = tuple(max(sizes) for sizes in zip(*(value.shape for value in call.inputs), strict=True))
+    dim = int(call.arg(2, "dim", 1)) % len(shape)  # type: ignore[call-overload]
+    axes = _axes(shape)
+    inputs = tuple(tuple(a if s > 1 else () for a, s in zip(axes, v.shape, strict=True)) for v in call.inputs)
+    out = tuple(axis for i, axis in enumerate(axes) if i != dim)
+    return Spec(family="memory", inputs=inputs, outputs=(out,), blocked=frozenset(axes[dim]))
 
 
 @rule("aten.cross_entropy_loss")
@@ -90,13 +110,18 @@ def nll_loss(call: Call) -> Spec:
     spec = cross_entropy(call)
     inner = tuple(InnerSpec(label="v", collective="all-reduce", labels=i.labels, count=1) for i in spec.inner)
     return Spec(
-        family="memory", inputs=spec.inputs, outputs=spec.outputs, sums=spec.sums, inner=inner, names=spec.names
+        family="memory",
+        inputs=spec.inputs,
+        outputs=spec.outputs,
+        sums=spec.sums,
+        inner=inner,
+        names=spec.names,
     )
 
 
 @rule(
-    "aten.binary_cross_entropy_with_logits", "aten.binary_cross_entropy", "aten.mse_loss", "aten.l1_loss", "aten.smooth_l1_loss",
-    "aten.huber_loss", "aten.kl_div", "aten.soft_margin_loss",
+    "aten.binary_cross_entropy_with_logits", "aten.binary_cross_entropy", "aten.mse_loss", "aten.l1_loss",
+    "aten.smooth_l1_loss", "aten.huber_loss", "aten.kl_div", "aten.soft_margin_loss",
 )  # fmt: skip
 def elementwise_loss(call: Call) -> Spec:
     """A loss per element, summed or averaged over all of them unless the output keeps the shape."""
@@ -107,10 +132,12 @@ def elementwise_loss(call: Call) -> Spec:
         for v in call.inputs
     )
     scalar = not call.outputs[0].shape
+    broadcast = {label for axis in axes for label in axis if any(label not in _labels(i) for i in inputs)}
     return Spec(
         family="memory",
         inputs=inputs,
         outputs=(() if scalar else axes,),
         sums=frozenset(_labels(axes)) if scalar else frozenset(),
+        blocked=frozenset(broadcast) if scalar else frozenset(),
         flops=((FLOPS_PER_SOFTMAX_ELEMENT, _labels(axes)),),
     )

@@ -9,20 +9,41 @@ from .registry import rule
 from .spec import Axis, Call, Spec
 
 ADDITIVE = ("add", "sub", "add_", "sub_", "rsub")
-SCALING = ("mul", "mul_", "div", "div_", "neg", "to", "_to_copy", "type_as", "clone", "contiguous", "alias", "lift_fresh_copy")
+SCALING = (
+    "mul",
+    "mul_",
+    "div",
+    "div_",
+    "neg",
+    "to",
+    "_to_copy",
+    "type_as",
+    "clone",
+    "contiguous",
+    "alias",
+    "lift_fresh_copy",
+)
 
 UNARY = (
-    "abs", "neg", "exp", "log", "log1p", "expm1", "sqrt", "rsqrt", "sin", "cos", "tanh", "sigmoid", "relu", "relu_",
-    "gelu", "silu", "silu_", "mish", "softplus", "erf", "floor", "ceil", "round", "sign", "reciprocal", "square",
-    "leaky_relu", "elu", "hardtanh", "hardswish", "hardsigmoid", "relu6", "logsigmoid", "log_sigmoid",
-    "bitwise_not", "logical_not", "isnan", "isinf", "nan_to_num", "clamp", "clamp_", "clamp_min", "clamp_max", "dropout",
-    "native_dropout", "bernoulli_", "bernoulli", "feature_dropout", "masked_fill", "masked_fill_", "threshold", "pow", "pow_",
+    "abs", "neg", "exp", "log", "log1p", "expm1", "sqrt", "rsqrt", "sin", "cos", "tanh", "sigmoid", "relu",
+    "relu_", "gelu", "silu", "silu_", "mish", "softplus", "erf", "floor", "ceil", "round", "sign",
+    "reciprocal", "square", "leaky_relu", "elu", "hardtanh", "hardswish", "hardsigmoid", "relu6",
+    "log_sigmoid", "bitwise_not", "logical_not", "isnan", "isinf", "nan_to_num", "clamp", "clamp_",
+    "clamp_min", "clamp_max", "dropout", "native_dropout", "bernoulli_", "bernoulli", "feature_dropout",
+    "masked_fill", "masked_fill_", "threshold", "pow", "pow_", "acos", "acosh", "asin", "asinh", "atan",
+    "atanh", "cosh", "sinh", "tan", "exp2", "log2", "log10", "erfc", "erfinv", "trunc", "frac", "sgn",
+    "logit", "selu", "celu", "rrelu", "hardshrink", "softshrink", "isfinite", "angle", "float_power",
+    "alpha_dropout", "exp_", "sqrt_", "rsqrt_", "sigmoid_", "tanh_", "neg_", "abs_", "round_", "floor_",
+    "zero_", "gelu_", "elu_", "leaky_relu_", "hardtanh_", "hardswish_", "hardsigmoid_", "relu6_", "selu_",
+    "dropout_", "clamp_min_", "clamp_max_", "normal_", "uniform_",
 )  # fmt: skip
 BINARY = (
-    "add", "add_", "sub", "sub_", "rsub", "mul", "mul_", "div", "div_", "floor_divide", "remainder", "fmod", "maximum",
-    "minimum", "min.other", "max.other", "eq", "ne", "lt", "le", "gt", "ge", "__and__", "__or__", "__xor__", "bitwise_and",
-    "bitwise_or", "bitwise_xor", "logical_and", "logical_or", "atan2", "lerp", "addcmul", "addcdiv", "where", "polar",
-    "complex", "copy_", "copy", "fill_", "type_as",
+    "add", "add_", "sub", "sub_", "rsub", "mul", "mul_", "div", "div_", "floor_divide", "remainder", "fmod",
+    "maximum", "minimum", "min.other", "max.other", "eq", "ne", "lt", "le", "gt", "ge", "__and__", "__or__",
+    "__xor__", "bitwise_and", "bitwise_or", "bitwise_xor", "logical_and", "logical_or", "atan2", "lerp",
+    "addcmul", "addcdiv", "where", "polar", "complex", "copy_", "copy", "fill_", "type_as", "logical_xor",
+    "xlogy", "logaddexp", "hypot", "isclose", "heaviside", "bitwise_left_shift", "bitwise_right_shift",
+    "__lshift__", "__rshift__", "lerp_", "addcmul_", "addcdiv_", "fmin", "fmax",
 )  # fmt: skip
 COPIES = ("to", "_to_copy", "clone", "contiguous", "alias", "detach", "lift_fresh_copy")
 
@@ -64,6 +85,8 @@ def _linear(call: Call) -> tuple[int, ...]:
     name = call.node.target.split(".")[1]
     if name in ADDITIVE:
         return tuple(range(len(call.inputs))) if len(call.inputs) > 1 else ()
+    if call.node.target.endswith("_mode") and call.kwargs.get("rounding_mode") is not None:
+        return ()
     if name not in SCALING or not call.outputs[0].dtype.startswith(("float", "bfloat", "complex")):
         return ()
     swapped = len(call.inputs) == 2 and call.inputs[0].kind != "activation" and name in ("mul", "mul_")

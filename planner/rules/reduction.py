@@ -9,9 +9,11 @@ LINEAR = ("sum", "mean")
 
 
 @rule(
-    "aten.sum", "aten.mean", "aten.amax", "aten.amin", "aten.max.dim", "aten.min.dim", "aten.max", "aten.min", "aten.argmax",
-    "aten.argmin", "aten.var", "aten.std", "aten.prod", "aten.norm", "aten.linalg_vector_norm", "aten.logsumexp",
-    "aten.any", "aten.all", "aten.var_mean", "aten.std_mean", "aten.topk", "aten.adaptive_avg_pool2d",
+    "aten.sum", "aten.mean", "aten.amax", "aten.amin", "aten.max.dim", "aten.min.dim", "aten.max",
+    "aten.min", "aten.argmax", "aten.argmin", "aten.var", "aten.std", "aten.prod", "aten.norm",
+    "aten.linalg_vector_norm", "aten.logsumexp", "aten.any", "aten.all", "aten.var_mean", "aten.std_mean",
+    "aten.topk", "aten.median", "aten.nanmedian", "aten.mode", "aten.kthvalue", "aten.aminmax",
+    "aten.nansum", "aten.nanmean", "aten.count_nonzero", "aten._is_all_true", "aten._is_any_true",
 )  # fmt: skip
 def reduce(call: Call) -> Spec:
     """`x[.., r..] -> y[..]`, kept axes first; kept-as-one axes count as reduced. `topk` keeps k."""
@@ -20,7 +22,7 @@ def reduce(call: Call) -> Spec:
     dims = _reduced(call, len(shape))
     outputs = tuple(_output(axes, dims, shape, value.shape, f"k{j}") for j, value in enumerate(call.outputs))
     reduced = frozenset(label for i in dims for label in axes[i])
-    linear = call.node.target.split(".")[1] in LINEAR
+    linear = call.node.target.split(".")[1] in LINEAR and call.inputs[0].dtype != "bool"
     fresh = frozenset(label for axes_ in outputs for axis in axes_ for label in axis if label.startswith("k"))
     return Spec(
         family="memory",
@@ -43,10 +45,12 @@ def _routing_names(call: Call, axes: tuple[Axis, ...], dims: tuple[int, ...]) ->
 
 def _reduced(call: Call, rank: int) -> tuple[int, ...]:
     name = call.node.target.split(".")[1]
-    if name == "topk":
+    if name in ("topk", "kthvalue"):
         dims: object = call.arg(2, "dim", -1)
-    elif name == "adaptive_avg_pool2d":
-        dims = (-2, -1)
+    elif name == "mode":
+        dims = call.arg(1, "dim", -1)
+    elif name == "aminmax":
+        dims = call.kwargs.get("dim")
     elif name in ("norm", "linalg_vector_norm"):
         dims = call.arg(2, "dim", None)
     else:
@@ -63,4 +67,8 @@ def _output(
     if len(after) == len(before):
         return tuple(((label,) if after[i] > 1 else ()) if i in dims else axis for i, axis in enumerate(axes))
     kept = tuple(axis for i, axis in enumerate(axes) if i not in dims)
-    return kept if len(kept) == len(after) else tuple((f"{label}{i}",) if s > 1 else () for i, s in enumerate(after))
+    return (
+        kept
+        if len(kept) == len(after)
+        else tuple((f"{label}{i}",) if s > 1 else () for i, s in enumerate(after))
+    )

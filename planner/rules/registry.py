@@ -11,7 +11,7 @@ from .spec import Axis, Call, Rule, Spec
 _RULES: dict[str, Rule] = {}
 
 
-def rule(*targets: str):  # noqa: ANN201 - the decorator returns its argument
+def rule(*targets: str):
     """Register a rule for one or several ATen ops (`aten.name` covers all its overloads)."""
 
     def register(function: Rule) -> Rule:

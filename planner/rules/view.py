@@ -11,7 +11,6 @@ from .pointwise import aligned
 from .registry import rule
 from .spec import Axis, Call, Spec
 
-
 PIECE = {"piece": "pieces"}
 
 
@@ -19,9 +18,13 @@ def _axes(shape: tuple[int, ...], prefix: str = "d") -> tuple[Axis, ...]:
     return tuple((f"{prefix}{i}",) if size > 1 else () for i, size in enumerate(shape))
 
 
-def _view(inputs: tuple[tuple[Axis, ...] | None, ...], outputs: tuple[tuple[Axis, ...], ...], **extra: object) -> Spec:
+def _view(
+    inputs: tuple[tuple[Axis, ...] | None, ...], outputs: tuple[tuple[Axis, ...], ...], **extra: object
+) -> Spec:
     linear = tuple(range(len(inputs)))
-    return Spec(**{"family": "view", "inputs": inputs, "outputs": outputs, "linear": linear, "sort": "keep"} | extra)  # type: ignore[arg-type]
+    return Spec(
+        **{"family": "view", "inputs": inputs, "outputs": outputs, "linear": linear, "sort": "keep"} | extra
+    )  # type: ignore[arg-type]
 
 
 def _dim(call: Call, position: int, name: str = "dim", default: int = 0) -> int:
@@ -32,28 +35,41 @@ def _dim(call: Call, position: int, name: str = "dim", default: int = 0) -> int:
 
 @rule(
     "aten.view", "aten.reshape", "aten._unsafe_view", "aten.flatten", "aten.unflatten", "aten.squeeze",
-    "aten.unsqueeze", "aten.view_as", "aten.reshape_as", "aten.unsqueeze_", "aten.squeeze_",
+    "aten.unsqueeze", "aten.view_as", "aten.reshape_as", "aten.unsqueeze_", "aten.squeeze_", "aten.ravel",
 )  # fmt: skip
 def reshape(call: Call) -> Spec:
     """Same elements in the same order."""
+    if call.node.target == "aten.view.dtype":
+        return _reread(call)
     inputs = (_axes(call.inputs[0].shape, "i"), *(None for _ in call.inputs[1:]))
     return _view(inputs, (_axes(call.outputs[0].shape, "o"),), reshape=True, linear=(0,))
 
 
-@rule("aten.transpose", "aten.permute", "aten.t", "aten.numpy_T", "aten.mT", "aten.movedim", "aten.swapaxes")
+def _reread(call: Call) -> Spec:
+    """The same bytes as another dtype: the last axis is blocked where its extent changes."""
+    before, after = call.inputs[0].shape, call.outputs[0].shape
+    axes = _axes(before)
+    if before == after:
+        return _view((axes,), (axes,), linear=(), sort="")
+    last: Axis = ("y",) if after[-1] > 1 else ()
+    return _view((axes,), ((*axes[:-1], last),), blocked=frozenset({*axes[-1], *last}), linear=(), sort="")
+
+
+@rule("aten.transpose", "aten.permute", "aten.t", "aten.numpy_T", "aten.mT", "aten.movedim", "aten.swapaxes",
+      "aten.swapdims", "aten.moveaxis", "aten.transpose_", "aten.mH", "aten.adjoint")  # fmt: skip
 def permute(call: Call) -> Spec:
     """Axes change places."""
     axes = _axes(call.inputs[0].shape)
     rank = len(axes)
     name = call.node.target.split(".")[1]
-    if name in ("transpose", "swapaxes"):
+    if name in ("transpose", "swapaxes", "swapdims", "transpose_"):
         a, b = (int(v) % rank for v in call.args[1:3])
         order = [b if i == a else a if i == b else i for i in range(rank)]
     elif name == "permute":
         order = [int(v) % rank for v in call.arg(1, "dims")]  # type: ignore[union-attr]
-    elif name == "mT":
+    elif name in ("mT", "mH", "adjoint"):
         order = [*range(rank - 2), rank - 1, rank - 2]
-    elif name == "movedim":
+    elif name in ("movedim", "moveaxis"):
         order = _moved(rank, call.args[1], call.args[2])
     else:
         order = list(range(rank))[::-1]
@@ -78,7 +94,7 @@ def expand(call: Call) -> Spec:
     return _view(inputs, (output,), linear=(0,))
 
 
-@rule("aten.slice")
+@rule("aten.slice", "aten.narrow")
 def narrow(call: Call) -> Spec:
     """A range of one axis; the whole range changes nothing."""
     before, after = call.inputs[0].shape, call.outputs[0].shape
@@ -104,7 +120,8 @@ def select(call: Call) -> Spec:
     return _view((axes,), tuple(out for _ in call.outputs), blocked=frozenset(axes[dim]))
 
 
-@rule("aten.split", "aten.split_with_sizes", "aten.chunk", "aten.tensor_split", "aten.unsafe_split")
+@rule("aten.split", "aten.split_with_sizes", "aten.chunk", "aten.tensor_split", "aten.unsafe_split",
+      "aten.unsafe_chunk")  # fmt: skip
 def split(call: Call) -> Spec:
     """Pieces of one axis: `piece x inner` when they are equal, blocked when not."""
     shape = call.inputs[0].shape
@@ -141,11 +158,17 @@ def cat(call: Call) -> Spec:
         after = tuple(out if i == dim else axis for i, axis in enumerate(axes))
         sizes = {"piece": pieces, "inner": min(extents)}
         return _view(
-            (before,) * pieces, (after,), blocked=frozenset({"piece"}), sizes=sizes, family="memory", names=PIECE
+            (before,) * pieces,
+            (after,),
+            blocked=frozenset({"piece"}),
+            sizes=sizes,
+            family="memory",
+            names=PIECE,
         )
     inputs = tuple(
         tuple(((f"x{j}",) if v.shape[i] > 1 else ()) if i == dim else axis for i, axis in enumerate(axes))
-        if len(v.shape) == len(shape) else ((),) * len(v.shape)
+        if len(v.shape) == len(shape)
+        else ((),) * len(v.shape)
         for j, v in enumerate(values)
     )
     blocked = frozenset({*axes[dim], *(f"x{j}" for j in range(pieces))})
@@ -160,23 +183,6 @@ def stack(call: Call) -> Spec:
     dim = int(call.arg(1, "dim", 0)) % len(shape)  # type: ignore[call-overload]
     inner = tuple(axis for i, axis in enumerate(axes) if i != dim)
     return _view((inner,) * len(call.inputs), (axes,), blocked=frozenset(axes[dim]), family="memory")
-
-
-@rule("aten.pad", "aten.constant_pad_nd", "aten.roll", "aten.flip", "aten.triu", "aten.tril", "aten.diff")
-def shifted(call: Call) -> Spec:
-    """Ops that move or add elements along some axes: axes that change, or may, are blocked. A copy."""
-    before, after = call.inputs[0].shape, call.outputs[0].shape
-    name = call.node.target.split(".")[1]
-    changed = {i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b}
-    if name in ("roll", "flip"):
-        dims = call.arg(2 if name == "roll" else 1, "dims", ())
-        changed |= {int(d) % len(before) for d in (dims if isinstance(dims, tuple) else (dims,))}  # type: ignore[call-overload]
-    elif name in ("triu", "tril"):
-        changed |= {len(before) - 1, len(before) - 2}
-    axes = _axes(before)
-    out = tuple((("y" + str(i),) if s > 1 else ()) if before[i] != s else axes[i] for i, s in enumerate(after))
-    blocked = {label for i in changed for label in (*axes[i], *out[i])}
-    return _view((axes, *(((),) * len(v.shape) for v in call.inputs[1:])), (out,), blocked=frozenset(blocked), family="memory", linear=(0,))
 
 
 @rule("aten.repeat", "aten.tile")
@@ -202,9 +208,77 @@ def repeat_interleave(call: Call) -> Spec:
     """Every element `n` times in a row: an inner factor that only the output has."""
     shape = call.inputs[0].shape
     times = int(call.arg(1, "repeats", 1))  # type: ignore[call-overload]
-    dim = int(call.arg(2, "dim", 0)) % len(shape)  # type: ignore[call-overload]
-    axes = _axes(shape)
-    grown = axes[dim] + (("r",) if times > 1 else ())
-    out = tuple(grown if i == dim else axis for i, axis in enumerate(axes))
-    sizes = {"r": times} | {label: shape[dim] for label in axes[dim]}
+    axes, dim = _axes(shape), call.arg(2, "dim", None)
+    copies: Axis = ("r",) if times > 1 else ()
+    sizes = {"r": times} | {label: size for axis, size in zip(axes, shape, strict=True) for label in axis}
+    if not isinstance(dim, int):
+        flat = (tuple(label for axis in axes for label in axis) + copies,)
+        return _view((axes,), (flat,), sizes=sizes, family="memory")
+    out = tuple(axis + copies if i == dim % len(axes) else axis for i, axis in enumerate(axes))
     return _view((axes,), (out,), sizes=sizes, family="memory")
+
+
+@rule("aten.glu")
+def glu(call: Call) -> Spec:
+    """`x[.., 2*f] -> y[.., f]`: the first half times the sigmoid of the second."""
+    axes, f = _axes(call.inputs[0].shape), call.outputs[0].shape
+    dim = int(call.arg(1, "dim", -1)) % len(axes)  # type: ignore[call-overload]
+    inner: Axis = ("inner",) if f[dim] > 1 else ()
+    before = tuple(("piece", *inner) if i == dim else axis for i, axis in enumerate(axes))
+    after = tuple(inner if i == dim else axis for i, axis in enumerate(axes))
+    return Spec(
+        family="memory",
+        inputs=(before,),
+        outputs=(after,),
+        blocked=frozenset({"piece"}),
+        sizes={"piece": 2, "inner": f[dim]},
+        names=PIECE,
+    )
+
+
+@rule("aten.prelu")
+def prelu(call: Call) -> Spec:
+    """`x[n, c, ..], slope[c]`, or one slope for all."""
+    axes = _axes(call.inputs[0].shape)
+    slope = axes[1] if len(axes) > 1 and call.inputs[1].numel > 1 else ()
+    return Spec(family="memory", inputs=(axes, (slope,) * len(call.inputs[1].shape)), outputs=(axes,))
+
+
+@rule("aten.broadcast_tensors", "aten.meshgrid")
+def broadcast_tensors(call: Call) -> Spec:
+    """Each tensor spread over the axes of all."""
+    shape = call.outputs[0].shape
+    out = _axes(shape)
+    if call.node.target.startswith("aten.meshgrid"):
+        order = list(range(len(shape)))
+        if call.kwargs.get("indexing") == "xy":
+            order[:2] = order[1::-1]
+        inputs = tuple((out[order[i]],) * len(v.shape) for i, v in enumerate(call.inputs))
+    else:
+        inputs = tuple(aligned(v.shape, shape, out) for v in call.inputs)
+    return _view(inputs, (out,) * len(call.outputs), linear=())
+
+
+@rule("aten.select_scatter", "aten.slice_scatter")
+def overwrite(call: Call) -> Spec:
+    """A copy of the base with a slice replaced: blocked along the dim, free elsewhere; linear in both."""
+    base, source = call.inputs
+    axes = _axes(base.shape)
+    dim = int(call.arg(2, "dim", 0)) % len(axes)  # type: ignore[call-overload]
+    if len(source.shape) < len(base.shape):
+        written = tuple(axis for i, axis in enumerate(axes) if i != dim)
+    else:
+        written = tuple(
+            (("s",) if n > 1 else ()) if i == dim else axes[i] for i, n in enumerate(source.shape)
+        )
+    return _view((axes, written), (axes,), blocked=frozenset({*axes[dim], "s"}), family="memory")
+
+
+@rule("aten.diagonal")
+def diagonal(call: Call) -> Spec:
+    """Two axes become one, which comes last; both are blocked."""
+    axes = _axes(call.inputs[0].shape)
+    pair = {int(call.arg(2, "dim1", 0)) % len(axes), int(call.arg(3, "dim2", 1)) % len(axes)}  # type: ignore[call-overload]
+    last: Axis = ("y",) if call.outputs[0].shape[-1] > 1 else ()
+    out = (*(axis for i, axis in enumerate(axes) if i not in pair), last)
+    return _view((axes,), (out,), blocked=frozenset({*last, *(label for i in pair for label in axes[i])}))
