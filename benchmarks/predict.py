@@ -13,13 +13,16 @@ from functools import cache
 from tpplan.planner.build import build
 from tpplan.planner.cost import IntraSolution, Recompute
 from tpplan.planner.estimate import collectives, compute
+from tpplan.planner.estimate.as_run import as_run
+from tpplan.planner.estimate.calibration import sustained
 from tpplan.planner.estimate.step import Setting, spans
 from tpplan.planner.graph import Graph
 from tpplan.planner.mesh import Mesh
 from tpplan.planner.problem import Candidate, Priced, Pricing
 from tpplan.planner.profile import Framework, Job
 from tpplan.planner.solve.intra_op import Prices, intra_op
-from tpplan.planner.solve.price import Costed, price
+from tpplan.planner.solve.costed import Costed
+from tpplan.planner.solve.price import price
 from tpplan.planner.solve.stages import shortest
 from tpplan.planner.suggest import search_problem
 from tpplan.planner.topology import Topology
@@ -63,10 +66,15 @@ def graph_of(dims: Dims) -> Graph:
     return build(traced)
 
 
-def predict(row: Row) -> Predicted:
-    """Predict one run. Raises `ValueError` when the row's plan cannot be priced."""
+def predict(row: Row, *, scale: float = 1.0) -> Predicted:
+    """Predict one run on kernels that take `scale` times as long as their curves say.
+
+    Raises `ValueError` when the row's plan cannot be priced.
+    """
     topology, framework = topology_of(row), framework_of(row)
-    priced = price_row(row, graph_of(row.dims), topology, framework)
+    device = sustained(topology.device, framework, scale=scale)
+    graph = as_run(graph_of(row.dims), framework, precision=row.plan.precision)
+    priced = price_row(row, graph, replace(topology, device=device), framework)
     prediction = priced.prediction
     return Predicted(
         step_s=prediction.step_time_s,
@@ -84,7 +92,11 @@ def price_row(row: Row, graph: Graph, topology: Topology, framework: Framework) 
     model = collectives.model(topology)
     pricing = Pricing(
         intra=intra_op(
-            graph, topology, framework, Prices(kernel_time=compute.kernel_time, collective_time=model.time)
+            graph,
+            topology,
+            framework,
+            Prices(kernel_time=compute.kernel_time, collective_time=model.time),
+            sequence_parallel=row.plan.sequence_parallel,
         ),
         collective_time=model.time,
         kernel_time=compute.kernel_time,

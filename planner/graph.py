@@ -257,6 +257,10 @@ class Op:
     module: str
     module_class: str
     source: str
+    compute_dtype: str | None = None
+    """Precision of its matrix products where it is not that of what it reads (`fp8`)."""
+    materialised: bool = False
+    """Attention that writes its scores to memory."""
 
     def size(self, label: str) -> int:
         """Extent of one dim as traced."""

@@ -60,6 +60,31 @@ class Framework:
     source: str
     fuses_pointwise: bool = False
     """Whether neighbouring pointwise ops run as one kernel (a compiler or hand-fused kernels)."""
+    attention: str = "flash"
+    """`flash`, or `materialised`: scores are written to memory (`estimate/as_run.py`)."""
+    attention_efficiency: float = 1.0
+    """Attention kernels' utilisation over the device file's, which describes its best ones."""
+    selective: str = "cheap"
+    """What selective recomputation runs again: `cheap` (all but matrix products and attention),
+    `attention` (the attention core alone), or `alternate` (cheap ops and every second product)."""
+    cp_overlap: float = 0.0
+    """Share of context parallelism's key and value exchange that attention hides."""
+    ep_overlap: float = 0.0
+    """Share of expert parallelism's all-to-all that computation hides."""
+    p2p_overlap: float = 0.0
+    """Share of hand-overs between pipeline stages that computation hides."""
+    scatters_handover: bool = False
+    """Whether tp ranks send a part each of what they all hold, and gather it on the other side."""
+    gather_bytes_per_s: float | None = None
+    """What parameter gathers and gradient reductions of ZeRO-3 reach at most; None: the links decide."""
+    routing_s: float = 0.0
+    """Host time per mixture-of-experts layer and microbatch, each way, that nothing hides."""
+
+
+def hidden_share(framework: Framework, axis: str) -> float:
+    """Share of the collectives along a mesh axis, inside a block, that computation may hide."""
+    shares = {"tp": framework.tp_overlap, "cp": framework.cp_overlap, "ep": framework.ep_overlap}
+    return shares[axis]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

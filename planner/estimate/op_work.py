@@ -12,8 +12,8 @@ import math
 
 from ..cost import Work
 from ..graph import DTYPE_BYTES, Op, Operand
-
-Sizes = dict[str, float]
+from . import materialised
+from .materialised import Sizes
 
 SHORT_DTYPE = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
 
@@ -37,7 +37,10 @@ def forward_work(op: Op, sizes: Sizes, *, imbalance: float = 1.0, fused: bool = 
     flops = sum(factor * extent(labels, sizes) for factor, labels in op.flops) * imbalance
     dtype = SHORT_DTYPE.get(op.reads[0].dtype if op.reads else op.writes[0].dtype, "fp32")
     if op.gemm is not None:
-        return (_product(op, sizes, op.gemm.m, op.gemm.n, op.gemm.k, flops, moved, dtype),)
+        precision = op.compute_dtype or dtype
+        return (_product(op, sizes, op.gemm.m, op.gemm.n, op.gemm.k, flops, moved, precision),)
+    if op.materialised:
+        return materialised.forward(op, sizes, dtype)
     if op.family == "attention":
         return (Work(family="attention", flops=flops, bytes=moved, dtype=dtype),)
     return _memory(moved, dtype)
@@ -51,7 +54,9 @@ def backward_work(op: Op, sizes: Sizes, *, imbalance: float = 1.0, fused: bool =
     flops = sum(factor * extent(labels, sizes) for factor, labels in op.flops) * imbalance
     dtype = SHORT_DTYPE.get(wanted[0].dtype, "fp32")
     if op.gemm is not None:
-        return tuple(_gradient_products(op, sizes, flops, dtype))
+        return tuple(_gradient_products(op, sizes, flops, op.compute_dtype or dtype))
+    if op.materialised:
+        return materialised.backward(op, sizes, dtype)
     moved = _backward_traffic(op, sizes, fused)
     if op.family == "attention":
         return (Work(family="attention_backward", flops=flops * op.backward_flops, bytes=moved, dtype=dtype),)

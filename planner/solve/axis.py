@@ -19,7 +19,7 @@ from ..cost import Estimate, Work
 from ..estimate.op_work import Sizes, backward_work, extent, forward_work, operand_bytes, saved_bytes
 from ..graph import Edge, Graph, Op
 from ..layout import Collective, Placement, Replicate, Shard, conversion, gradient_needed
-from ..rules.choices import Choice, choices
+from ..rules.choices import SEQUENCE, Choice, choices
 from .choice_graph import Assignment, ChoiceGraph, solve
 
 MAX_LAYOUTS = 3
@@ -47,6 +47,8 @@ class Axis:
     """Whether a gathered input is kept for backward as the shard it came from."""
     seconds_per_byte: float = 0.0
     """Weight of saved bytes in the objective."""
+    splits_sequence: bool = True
+    """Whether ops may be split along the sequence (on tp: sequence parallelism)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,12 +126,20 @@ class AxisProblem:
             (block.name, i): op for block in graph.blocks.values() for i, op in enumerate(block.ops)
         }
         self.choices = {
-            key: choices(op, axis=axis.name, degree=axis.degree, sizes=sizes[key], tables=graph.table_fqns)
+            key: self._allowed(
+                op, choices(op, axis=axis.name, degree=axis.degree, sizes=sizes[key], tables=graph.table_fqns)
+            )
             for key, op in self.ops.items()
         }
         self.problem = ChoiceGraph()
         self.nodes: dict[OpKey, int] = {}
         self.parameter_nodes: dict[str, tuple[int, tuple[Placement, ...]]] = {}
+
+    def _allowed(self, op: Op, found: tuple[Choice, ...]) -> tuple[Choice, ...]:
+        if self.axis.splits_sequence:
+            return found
+        along = {dim.label for dim in op.dims if dim.name == SEQUENCE}
+        return tuple(choice for choice in found if choice.kind != "split" or choice.label not in along)
 
     def possible(self) -> bool:
         """Whether every op has a choice at all on this axis."""

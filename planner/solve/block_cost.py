@@ -60,7 +60,10 @@ def block_costs(
     """
     priced = {axis.name: (axis, level) for axis, level in zip(axes, levels, strict=True)}
     reshards = defaultdict(list)
-    for solution, sizes in ((splits.ep, splits.before_ep), (splits.tp, splits.before_tp)):
+    solved = [(splits.ep, splits.before_ep), (splits.tp, splits.before_tp)]
+    if splits.cp is not None and splits.before_cp is not None:
+        solved.insert(0, (splits.cp, splits.before_cp))
+    for solution, sizes in solved:
         for reshard, block in _reshards(graph, solution, sizes):
             reshards[block].append(reshard)
     return {
@@ -172,8 +175,9 @@ class _Block:
 
     def cost(self) -> BlockCost:
         """Everything about the block."""
-        forward_s = sum(self.forward_times)
-        backward_s = sum(self._seconds(i, backward_work) for i in range(len(self.block.ops)))
+        host_s = self.framework.routing_s if any(op.experts for op in self.block.ops) else 0.0
+        forward_s = sum(self.forward_times) + host_s
+        backward_s = sum(self._seconds(i, backward_work) for i in range(len(self.block.ops))) + host_s
         forward_comm = tuple(self._communication(r) for r in self.reshards if not r.backward)
         backward_comm = tuple(self._communication(r) for r in self.reshards if r.backward)
         regather = tuple(self._communication(r) for r in self._gathered_again())
@@ -224,28 +228,31 @@ class _Block:
     # ------------------------------------------------------------------ memory
 
     def _kept(self) -> dict[tuple[int, int], float]:
-        """(op, index of its saved storage) -> local bytes, shards where the framework keeps shards."""
-        gathered = {} if self.framework.saves_gathered_input else self._gathered_reads()
+        """(op, index of its saved storage) -> local bytes, shards where shards are kept."""
+        gathered = self._gathered_reads()
         kept = {}
         for i, op in enumerate(self.block.ops):
             for j, (saved, nbytes) in enumerate(zip(op.saved, saved_bytes(op, self.local[i]), strict=True)):
-                shrink = saved.operand is not None and (i, saved.operand) in gathered
-                kept[i, j] = nbytes / self.splits.tp.degree if shrink else nbytes
+                reshard = gathered.get((i, saved.operand)) if saved.operand is not None else None
+                kept[i, j] = nbytes / self.priced[reshard.axis][0].degree if reshard else nbytes
         return kept
 
     def _gathered_reads(self) -> dict[tuple[int, int], Reshard]:
-        """Reads of a tensor that was gathered over tp on the way."""
+        """Reads that were gathered on the way and of which the shard is kept.
+
+        Over tp as the framework does it; over cp always, since whole keys and values are what context
+        parallelism is meant to avoid.
+        """
+        axes = ("cp",) if self.framework.saves_gathered_input else ("cp", "tp")
         return {
             user: r
             for r in self.reshards
-            if r.axis == "tp" and not r.backward and r.collective is Collective.ALL_GATHER
+            if r.axis in axes and not r.backward and r.collective is Collective.ALL_GATHER
             for user in r.consumers
         }
 
     def _gathered_again(self) -> list[Reshard]:
-        """All-gathers repeated in backward by frameworks that keep only the shard."""
-        if self.framework.saves_gathered_input:
-            return []
+        """All-gathers repeated in backward where only the shard is kept."""
         gathered = self._gathered_reads()
         again: dict[int, Reshard] = {}
         for i, op in enumerate(self.block.ops):
@@ -274,7 +281,7 @@ class _Block:
         saved = {Recompute.NONE: everything, Recompute.FULL: self._input_bytes()}
         extra = {Recompute.NONE: 0.0, Recompute.FULL: forward_s}
         extra_comm = {Recompute.NONE: 0.0, Recompute.FULL: comm_s}
-        dropped, again = self._selective()
+        dropped, again = SELECTIVE[self.framework.selective](self)
         saved[Recompute.SELECTIVE] = everything - dropped
         extra[Recompute.SELECTIVE] = sum(self.forward_times[i] for i in again)
         extra_comm[Recompute.SELECTIVE] = sum(
@@ -284,7 +291,24 @@ class _Block:
         )
         return saved, extra, extra_comm
 
-    def _selective(self) -> tuple[float, set[int]]:
+    def attention_core(self) -> tuple[float, set[int]]:
+        """What attention itself makes and keeps: bytes dropped, ops to run again."""
+        again = {i for i, op in enumerate(self.block.ops) if op.family == "attention"}
+        inside = [
+            nbytes for (i, j), nbytes in self.kept.items() if i in again and self._saved_tensor(i, j) is None
+        ]
+        return sum(inside), again
+
+    def alternate_products(self) -> tuple[float, set[int]]:
+        """All but the results of attention and of every second matrix product, and the block's input."""
+        ops = self.block.ops
+        products = [i for i, op in enumerate(ops) if op.family in ("gemm", "grouped_gemm")]
+        held = set(products[::2]) | {i for i, op in enumerate(ops) if op.family == "attention"}
+        kept = sum(operand_bytes(write, self.local[i]) for i in held for write in ops[i].writes)
+        dropped = sum(self.kept.values()) - kept - self._input_bytes()
+        return max(dropped, 0.0), set(range(len(ops))) - held
+
+    def cheap_ops(self) -> tuple[float, set[int]]:
         """Storages made by cheap ops from what is kept anyway: bytes dropped, ops to run again."""
         ops = self.block.ops
         maker = {write.tensor: i for i, op in enumerate(ops) for write in op.writes}
@@ -424,10 +448,18 @@ class _Block:
 
     def _model_flops(self) -> float:
         return sum(
-            factor * extent(labels, self.splits.before_ep[self.block.name, i])
+            factor * extent(labels, (self.splits.before_cp or self.splits.before_ep)[self.block.name, i])
             for i, op in enumerate(self.block.ops)
             for factor, labels in op.flops
         )
+
+
+SELECTIVE = {
+    "cheap": _Block.cheap_ops,
+    "attention": _Block.attention_core,
+    "alternate": _Block.alternate_products,
+}
+"""What selective recomputation drops and runs again, by `Framework.selective`."""
 
 
 def _crosses(edge: Edge) -> bool:

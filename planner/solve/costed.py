@@ -66,12 +66,13 @@ class Costed:
     def handover(self) -> Communication | None:
         """One hand-over of activations between neighbouring stages."""
         names = self.problem.layer_classes or set(self.problem.chain)
-        return send_recv(self.setting, max(self.intra.blocks[name].output_bytes for name in names))
+        largest = max(self.intra.blocks[name].output_bytes for name in names)
+        return send_recv(self.setting, largest, whole_on_tp=not self.intra.sequence_parallel)
 
     @cached_property
     def handover_s(self) -> float:
         """Seconds that hand-overs add to each of a rank's forwards, and to each of its backwards."""
-        return self.handover.seconds * self.candidate.virtual_stages if self.handover else 0.0
+        return self.handover.exposed_s * self.candidate.virtual_stages if self.handover else 0.0
 
     @cached_property
     def stage_problem(self) -> StageProblem:
@@ -215,7 +216,7 @@ def dealt_chain(problem: SearchProblem, pp: int, v: int) -> tuple[tuple[str, ...
     With one kind of layer only the counts matter, so the order is the model's. Layers of several
     kinds come in equal pieces: rank r holds pieces r, r + pp, ...
     """
-    if v == 1 or len(problem.layer_classes) == 1:
+    if v == 1 or len(problem.layer_classes) == 1 or problem.layers % (pp * v):
         return problem.chain, None
     layers = [name for name in problem.chain if name in problem.layer_classes]
     first = next(i for i, name in enumerate(problem.chain) if name in problem.layer_classes)

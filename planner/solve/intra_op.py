@@ -1,7 +1,7 @@
 """The intra-op frontier: split dims of every op for a mesh slice and a microbatch, and their costs.
 
-Data and context axes only shrink dims (batch, sequence); expert and tensor axes are solved one
-after the other, each as a choice graph over the whole folded model (`axis`). Sweeping the weight
+The data axis only shrinks the batch; context, expert and tensor axes are solved one after the other,
+each as a choice graph over the whole folded model (`axis`). Sweeping the weight
 on saved bytes gives the frontier: usually the fastest splits and the leanest, e.g. all-reduces
 with a whole residual against reduce-scatters and all-gathers with a residual split over sequence.
 """
@@ -18,7 +18,7 @@ from ..estimate.op_work import Sizes
 from ..graph import Graph
 from ..layout import Collective, Placement, Shard
 from ..mesh import Mesh
-from ..profile import Framework
+from ..profile import Framework, hidden_share
 from ..topology import Device, GroupSpan, Topology
 from .axis import Axis, AxisProblem, AxisSolution, OpKey, local_sizes
 from .block_cost import block_costs
@@ -28,6 +28,11 @@ SECONDS_PER_BYTE = (0.0, 2e-12)
 what it takes to write a byte to 1 TB/s memory and read it again."""
 
 SEQUENCE = "sequence"
+
+Degrees = tuple[int, int, int]
+"""Sizes of cp, ep and tp."""
+Spans = tuple[GroupSpan, GroupSpan, GroupSpan]
+"""Where their groups lie."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,12 +52,23 @@ class Splits:
     before_ep: dict[OpKey, Sizes]
     before_tp: dict[OpKey, Sizes]
     local: dict[OpKey, Sizes]
+    cp: AxisSolution | None = None
+    """None without context parallelism."""
+    before_cp: dict[OpKey, Sizes] | None = None
 
 
 def intra_op(
-    graph: Graph, topology: Topology, framework: Framework, prices: Prices
+    graph: Graph,
+    topology: Topology,
+    framework: Framework,
+    prices: Prices,
+    *,
+    sequence_parallel: bool = True,
 ) -> Callable[[Mesh, int], tuple[IntraSolution, ...]]:
-    """A memoised function (mesh, microbatch) -> frontier, fastest first; empty when impossible."""
+    """A memoised function (mesh, microbatch) -> frontier, fastest first; empty when impossible.
+
+    `sequence_parallel`: whether tp may split ops along the sequence.
+    """
 
     @cache
     def work_time(work: Work) -> Estimate:
@@ -60,17 +76,16 @@ def intra_op(
 
     @cache
     def frontier(
-        tp: int, ep: int, cp: int, tp_span: GroupSpan, ep_span: GroupSpan, micro_batch: int, pipelined: bool
+        degrees: Degrees, spans: Spans, micro_batch: int, pipelined: bool
     ) -> tuple[IntraSolution, ...]:
-        solver = _Solver(graph, topology, framework, prices, work_time, pipelined)
-        return solver.frontier(tp, ep, cp, tp_span, ep_span, micro_batch)
+        solver = _Solver(graph, topology, framework, prices, work_time, pipelined, sequence_parallel)
+        return solver.frontier(degrees, spans, micro_batch)
 
     tied = has_tied_parameters(graph)
 
     def solve(mesh: Mesh, micro_batch: int) -> tuple[IntraSolution, ...]:
-        tp_span = topology.span(size=mesh.tp, stride=mesh.stride("tp"))
-        ep_span = topology.span(size=mesh.ep, stride=mesh.stride("ep"))
-        return frontier(mesh.tp, mesh.ep, mesh.cp, tp_span, ep_span, micro_batch, tied and mesh.pp > 1)
+        cp, ep, tp = (topology.span(size=mesh.size(a), stride=mesh.stride(a)) for a in ("cp", "ep", "tp"))
+        return frontier((mesh.cp, mesh.ep, mesh.tp), (cp, ep, tp), micro_batch, tied and mesh.pp > 1)
 
     return solve
 
@@ -86,20 +101,21 @@ class _Solver:
         prices: Prices,
         work_time: Callable[[Work], Estimate],
         pipelined: bool,
+        sequence_parallel: bool,
     ) -> None:
         self._graph, self._topology, self._framework = graph, topology, framework
         self._prices, self._work_time, self._pipelined = prices, work_time, pipelined
+        self._sequence_parallel = sequence_parallel
 
-    def frontier(
-        self, tp: int, ep: int, cp: int, tp_span: GroupSpan, ep_span: GroupSpan, micro_batch: int
-    ) -> tuple[IntraSolution, ...]:
-        sizes = traced_sizes(self._graph, batch=micro_batch * ep, sequence_parts=cp)
-        if sizes is None:
+    def frontier(self, degrees: Degrees, spans: Spans, micro_batch: int) -> tuple[IntraSolution, ...]:
+        cp, ep, tp = degrees
+        if self._graph.seq_len % cp:
             return ()
+        sizes = traced_sizes(self._graph, batch=micro_batch * ep)
         solutions: list[IntraSolution] = []
         seen: list[dict] = []
         for weight in SECONDS_PER_BYTE if tp > 1 else SECONDS_PER_BYTE[:1]:
-            found = self._solve(sizes, tp, ep, tp_span, ep_span, weight)
+            found = self._solve(sizes, degrees, spans, weight)
             if found is None:
                 return ()
             splits, solution = found
@@ -109,26 +125,30 @@ class _Solver:
         return tuple(solutions)
 
     def _solve(
-        self,
-        sizes: dict[OpKey, Sizes],
-        tp: int,
-        ep: int,
-        tp_span: GroupSpan,
-        ep_span: GroupSpan,
-        weight: float,
+        self, sizes: dict[OpKey, Sizes], degrees: Degrees, spans: Spans, weight: float
     ) -> tuple[Splits, IntraSolution] | None:
-        ep_axis = self._axis("ep", ep, ep_span, 0.0)
-        over_ep = self._along(sizes, ep_axis)
-        if over_ep is None:
-            return None
-        before_tp = after(self._graph, sizes, over_ep)
-        tp_axis = self._axis("tp", tp, tp_span, weight)
-        over_tp = self._along(before_tp, tp_axis)
-        if over_tp is None:
-            return None
-        local = after(self._graph, before_tp, over_tp)
-        splits = Splits(ep=over_ep, tp=over_tp, before_ep=sizes, before_tp=before_tp, local=local)
-        return splits, self._solution(splits, (ep_axis, tp_axis), (ep_span, tp_span))
+        axes = tuple(
+            self._axis(name, degree, span, weight if name == "tp" else 0.0)
+            for name, degree, span in zip(("cp", "ep", "tp"), degrees, spans, strict=True)
+        )
+        solved: list[AxisSolution] = []
+        before = [sizes]
+        for axis in axes:
+            solution = self._along(before[-1], axis)
+            if solution is None:
+                return None
+            solved.append(solution)
+            before.append(after(self._graph, before[-1], solution))
+        splits = Splits(
+            cp=solved[0],
+            ep=solved[1],
+            tp=solved[2],
+            before_cp=before[0],
+            before_ep=before[1],
+            before_tp=before[2],
+            local=before[3],
+        )
+        return splits, self._solution(splits, axes, spans)
 
     def _axis(self, name: str, degree: int, span: GroupSpan, weight: float) -> Axis:
         return Axis(
@@ -136,10 +156,11 @@ class _Solver:
             degree=degree,
             kernel_time=self._work_time,
             collective_time=lambda c, n: self._prices.collective_time(c, n, span),
-            overlap=self._framework.tp_overlap if name == "tp" else 0.0,
+            overlap=hidden_share(self._framework, name),
             fused=self._framework.fuses_pointwise,
             keeps_shards=not self._framework.saves_gathered_input,
             seconds_per_byte=weight,
+            splits_sequence=self._sequence_parallel or name != "tp",
         )
 
     def _along(self, sizes: dict[OpKey, Sizes], axis: Axis) -> AxisSolution | None:
@@ -153,9 +174,7 @@ class _Solver:
         except SolverError:
             return None
 
-    def _solution(
-        self, splits: Splits, axes: tuple[Axis, Axis], spans: tuple[GroupSpan, GroupSpan]
-    ) -> IntraSolution:
+    def _solution(self, splits: Splits, axes: tuple[Axis, ...], spans: Spans) -> IntraSolution:
         levels = tuple(self._topology.levels[span.outermost].name for span in spans)
         blocks = block_costs(
             self._graph, splits, axes, levels, self._framework, self._work_time, pipelined=self._pipelined
@@ -191,8 +210,8 @@ def has_tied_parameters(graph: Graph) -> bool:
     return False
 
 
-def traced_sizes(graph: Graph, *, batch: int, sequence_parts: int) -> dict[OpKey, Sizes] | None:
-    """Extent of every dim at a batch of `batch` samples, sequence cut by cp; None if it does not divide."""
+def traced_sizes(graph: Graph, *, batch: int) -> dict[OpKey, Sizes]:
+    """Extent of every dim at a batch of `batch` samples."""
     result = {}
     for block in graph.blocks.values():
         for i, op in enumerate(block.ops):
@@ -201,12 +220,8 @@ def traced_sizes(graph: Graph, *, batch: int, sequence_parts: int) -> dict[OpKey
                 size = float(dim.size)
                 if dim.name == "batch":
                     size *= batch / graph.batch
-                elif dim.name == SEQUENCE and sequence_parts > 1:
-                    size /= sequence_parts
                 sizes[dim.label] = size
             result[block.name, i] = sizes
-    if sequence_parts > 1 and graph.seq_len % sequence_parts:
-        return None
     return result
 
 

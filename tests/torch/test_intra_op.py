@@ -48,7 +48,7 @@ def axis_on(topology: Topology, degree: int) -> Axis:
 
 def unsplit(graph: Graph, axis: Axis) -> AxisSolution:
     """The expert axis of a dense model: one rank."""
-    sizes = traced_sizes(graph, batch=1, sequence_parts=1)
+    sizes = traced_sizes(graph, batch=1)
     assert sizes is not None
     lone = Axis(
         name="ep",
@@ -63,7 +63,7 @@ def unsplit(graph: Graph, axis: Axis) -> AxisSolution:
 
 def total_s(graph: Graph, axis: Axis, solution: AxisSolution, ep: AxisSolution) -> float:
     """Seconds of one microbatch through the whole model under given choices."""
-    sizes = traced_sizes(graph, batch=1, sequence_parts=1)
+    sizes = traced_sizes(graph, batch=1)
     assert sizes is not None
     splits = Splits(ep=ep, tp=solution, before_ep=sizes, before_tp=sizes, local=after(graph, sizes, solution))
     costs = block_costs(graph, splits, (axis, axis), ("node", "node"), FRAMEWORK, axis.kernel_time)
@@ -76,7 +76,7 @@ def total_s(graph: Graph, axis: Axis, solution: AxisSolution, ep: AxisSolution) 
 
 def brute_force(graph: Graph, axis: Axis) -> float:
     """The least cost over every combination of choices that the layouts allow."""
-    sizes = traced_sizes(graph, batch=1, sequence_parts=1)
+    sizes = traced_sizes(graph, batch=1)
     assert sizes is not None
     problem, ep = AxisProblem(graph, sizes, axis), unsplit(graph, axis)
     best = math.inf
@@ -152,7 +152,7 @@ def test_brute_force_finds_nothing_better_for_attention(topology: str) -> None:
 
 def check_against_brute_force(graph: Graph, topology: Topology) -> None:
     axis = axis_on(topology, 2)
-    sizes = traced_sizes(graph, batch=1, sequence_parts=1)
+    sizes = traced_sizes(graph, batch=1)
     assert sizes is not None
     best = brute_force(graph, axis)
     for reduce in (True, False):
@@ -171,7 +171,7 @@ def gpt() -> Graph:
 @pytest.mark.parametrize("reduce", [True, False], ids=["presolved", "ilp"])
 def test_the_ilp_finds_megatron(gpt: Graph, reduce: bool) -> None:
     """Column then row over ffn, attention over heads, vocabulary-parallel head: nobody told it."""
-    sizes = traced_sizes(gpt, batch=1, sequence_parts=1)
+    sizes = traced_sizes(gpt, batch=1)
     assert sizes is not None
     solution = AxisProblem(gpt, sizes, axis_on(load("dgx-a100-80"), 8)).solve(reduce=reduce)
 

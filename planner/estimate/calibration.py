@@ -1,0 +1,71 @@
+"""One scale per device and framework, fitted on published runs, and the device that it describes.
+
+In: `calibration.yaml`: by framework and device, how much longer kernels take over minutes of training
+(sustained clocks, stragglers, all that no kernel benchmark shows) than the efficiency curves say. Out:
+`sustained`: the device with its curves lowered so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import yaml
+
+from ..profile import Framework
+from ..topology import Device, Efficiency
+
+FILE = Path(__file__).with_name("calibration.yaml")
+ATTENTION = ("attention", "attention_backward")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """How much longer kernels take than the efficiency curves say, and where that was fitted."""
+
+    framework: str
+    device: str
+    scale: float
+    fitted: str
+    """Date of the fit, ISO 8601."""
+    rows: tuple[str, ...]
+    """Published runs that it was fitted on."""
+    error: float
+    """Mean absolute relative error of the step time on these rows."""
+
+    def __str__(self) -> str:
+        return (
+            f"kernels on {self.device} under {self.framework} take {self.scale:.3f} times what their curves "
+            f"say (fitted {self.fitted} on {len(self.rows)} published runs, {100 * self.error:.1f}% error)"
+        )
+
+
+@cache
+def calibrations() -> tuple[Calibration, ...]:
+    """All entries of the data file."""
+    document = yaml.safe_load(FILE.read_text("utf-8")) or {}
+    return tuple(
+        Calibration(framework=framework, device=device, **{**entry, "rows": tuple(entry["rows"])})
+        for framework, devices in document.items()
+        for device, entry in devices.items()
+    )
+
+
+def calibration(device: Device, framework: Framework) -> Calibration | None:
+    """The entry for this pair, or None when nothing was fitted."""
+    found = (c for c in calibrations() if (c.framework, c.device) == (framework.name, device.name))
+    return next(found, None)
+
+
+def sustained(device: Device, framework: Framework, *, scale: float = 1.0) -> Device:
+    """The device with `scale` times slower kernels, and with this framework's attention kernels."""
+    efficiency = {
+        family: _slower(curve, scale / (framework.attention_efficiency if family in ATTENTION else 1.0))
+        for family, curve in device.efficiency.items()
+    }
+    return replace(device, efficiency=efficiency)
+
+
+def _slower(efficiency: Efficiency, factor: float) -> Efficiency:
+    return replace(efficiency, curve=tuple((size, share / factor) for size, share in efficiency.curve))
