@@ -21,7 +21,9 @@ ROOMS = ("planner", "profiler", "runtime", "report", "topologies")
 NOUNS = (
     "errors", "mesh", "layout", "graph", "topology", "profile", "cost",
     "pipeline_paths",  # the arithmetic of `schedule`, a leaf
-    "schedule", "plan", "problem",
+    "schedule", "plan",
+    "codec", "plan_file",  # the written form of a plan: whoever sees a plan may read and write one
+    "problem",
 )  # fmt: skip
 SEES_ONLY_NOUNS = ("report", "runtime")
 HEAVY = {"torch", "transformers"}
