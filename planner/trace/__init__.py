@@ -162,7 +162,7 @@ def _read(name: str, program: Program, parameters: list[nn.Parameter], *, traini
         nodes, warnings = with_saved_tensors(program, graph.values, graph.nodes)
     else:
         nodes, warnings = tuple(replace(node, differentiable=False) for node in graph.nodes), ()
-    unlinked = (node for node in nodes if node.name in graph.view_writes and node.differentiable)
+    unlinked = [node for node in nodes if node.name in graph.view_writes and node.differentiable]
     return _Traced(
         name=name,
         values=graph.values,
@@ -170,12 +170,13 @@ def _read(name: str, program: Program, parameters: list[nn.Parameter], *, traini
         output=graph.output,
         parameters=sum(p.numel() for p in parameters),
         trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
-        warnings=(*warnings, *(_view_write_warning(node) for node in unlinked)),
+        warnings=(*warnings, *dict.fromkeys(map(_view_write_warning, unlinked))),
     )
 
 
 def _view_write_warning(node: Node) -> str:
     place = node.source or node.module
     return (
-        f"{node.target} at {place} writes into a part of a tensor: what later reads all of it is not linked"
+        f"{node.target} at {place} writes into a part of a tensor through a view: "
+        "what later reads the tensor is not linked to it"
     )

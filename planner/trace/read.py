@@ -2,15 +2,15 @@
 
 Regions that the exporter wraps (gradients off, autocast) are inlined first. Then one walk over the
 graph names every tensor: tied weights become one value, `operator.getitem` is folded into its
-producer's outputs, an in-place op makes a new value that later uses refer to, and nodes that make
-no tensor are dropped.
+producer's outputs, an in-place op makes a new value that later uses refer to (and, when it wrote into
+a slice, a new value of the sliced tensor), and nodes that make no tensor are dropped.
 """
 
 from __future__ import annotations
 
 import operator
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,13 @@ PLACE_ARGUMENTS = frozenset({"device", "pin_memory", "layout"})
 """Keyword arguments that say where a tensor lives: always meta here, so they are left out."""
 WRAPPER = "model"
 """The attribute of `WithLoss` that holds the user's model; stripped from paths and names."""
+SCATTERS = {
+    torch.ops.aten.slice.Tensor: "aten.slice_scatter.default",
+    torch.ops.aten.select.int: "aten.select_scatter.default",
+}
+"""Views of a part of a tensor, and the op that puts such a part back."""
+WRITE_BACK = ".into."
+"""Between an in-place op's name and a number: the nodes that put what it wrote into the tensors it viewed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +123,7 @@ class Recorded:
     nodes: tuple[Node, ...]
     output: str
     view_writes: frozenset[str]
-    """Names of in-place ops on a view: readers of the viewed tensor are not linked to them."""
+    """In-place ops on a view other than a slice: readers of the viewed tensor are not linked to them."""
 
 
 def read(program: Program) -> Recorded:
@@ -181,7 +188,7 @@ class _Reader:
         kept = tuple((key, arg) for key, arg in node.kwargs.items() if key not in PLACE_ARGUMENTS)
         args, kwargs = self._literal(node.args, node), self._literal(kept, node)
         outputs = self._outputs(node, tensors, several=several)
-        self._rename_mutated(node)
+        written = self._rename_mutated(node)
         module, module_class = module_of(node, self.program.prefix)
         self.nodes.append(
             Node(
@@ -195,6 +202,8 @@ class _Reader:
                 source=source_of(node),
             )
         )
+        if written is not None:
+            self._write_back(self.nodes[-1], written)
 
     def _outputs(self, node: fx.Node, tensors: list[Any], *, several: bool) -> tuple[str, ...]:
         names = []
@@ -204,16 +213,44 @@ class _Reader:
                 self._add(names[-1], tensor, kind="activation")
         return tuple(names)
 
-    def _rename_mutated(self, node: fx.Node) -> None:
+    def _rename_mutated(self, node: fx.Node) -> fx.Node | None:
+        """Later readers of what an in-place op wrote read its result. Returns the written tensor if a view."""
         schema = getattr(node.target, "_schema", None)
         for argument, value in zip(schema.arguments if schema else (), node.args, strict=False):
             written = argument.alias_info is not None and argument.alias_info.is_write
             if written and isinstance(value, fx.Node):
-                old = self.ours(value.name)
-                self.names |= {name: node.name for name, ours in self.names.items() if ours == old}
-                self.names[value.name] = node.name
-                if _is_view(value):
-                    self.view_writes.add(node.name)
+                self._rename(value.name, node.name)
+                return value if _is_view(value) else None
+        return None
+
+    def _rename(self, name: str, to: str) -> None:
+        old = self.ours(name)
+        self.names |= {theirs: to for theirs, ours in self.names.items() if ours == old}
+        self.names[name] = to
+
+    def _write_back(self, writer: Node, view: fx.Node) -> None:
+        """Put what was written into a slice back into the tensor that was sliced, level by level."""
+        part, level = writer.outputs[0], 0
+        while _is_view(view):
+            base = view.args[0]
+            scatter = SCATTERS.get(view.target)
+            if scatter is None or not isinstance(base, fx.Node):
+                self.view_writes.add(writer.name)
+                return
+            whole, name = self.values[self.ours(base.name)], f"{writer.name}{WRITE_BACK}{level}"
+            self.values[name] = replace(whole, name=name, kind="activation", fqn=None, trainable=False)
+            self.nodes.append(
+                replace(
+                    writer,
+                    name=name,
+                    target=scatter,
+                    args=(Ref(whole.name), Ref(part), *self._literal(view.args[1:], view)),
+                    kwargs=(),
+                    outputs=(name,),
+                )
+            )
+            self._rename(base.name, name)
+            part, view, level = name, base, level + 1
 
     def _add(self, name: str, tensor: torch.Tensor, *, kind: str, **more: Any) -> None:
         if not all(isinstance(size, int) for size in tensor.shape):
@@ -241,6 +278,8 @@ class _Reader:
 
 def _is_view(node: fx.Node) -> bool:
     """Whether a node's result is a view of its input."""
+    if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+        return _is_view(node.args[0])
     returns = getattr(getattr(node.target, "_schema", None), "returns", ())
     aliases = [result.alias_info for result in returns]
     return any(alias is not None and not alias.is_write for alias in aliases)

@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 from ..graph import Node, Saved, Value
 from .export import silence
-from .read import Program, dtype_name, output_name
+from .read import WRITE_BACK, Program, dtype_name, output_name
 
 aten = torch.ops.aten
 
@@ -75,7 +75,7 @@ def with_saved_tensors(
         replace(
             node,
             saved=tuple(found.get(node.name, ())),
-            differentiable=node.name in recorder.differentiable,
+            differentiable=node.name.partition(WRITE_BACK)[0] in recorder.differentiable,
         )
         for node in nodes
     )

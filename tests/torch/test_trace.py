@@ -142,7 +142,25 @@ def test_in_place_ops_make_new_values():
     assert tuple(product.refs()) == add.outputs * 2
 
 
-def test_writing_into_a_part_of_a_tensor_is_warned_of():
+def test_what_is_written_into_a_slice_reaches_those_who_read_the_whole():
+    class Assembled(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x.new_empty(x.shape)
+            y[..., :3] = x[..., :3] * 2
+            y[..., 0] = 1
+            return y + 1
+
+    graph = trace(Assembled())
+    first, second = (node for node in graph.nodes if "_scatter" in node.target)
+    assert (first.target, first.args[2:5]) == ("aten.slice_scatter.default", (1, 0, 3))
+    assert (second.target, second.args[2:]) == ("aten.select_scatter.default", (1, 0))
+    whole = next(node for node in graph.nodes if node.target.startswith("aten.add."))
+    assert next(second.refs()) == first.outputs[0]
+    assert tuple(whole.refs()) == second.outputs
+    assert graph.values[second.outputs[0]].shape == graph.values[first.args[0].name].shape
+
+
+def test_writing_into_another_view_is_warned_of():
     class Parts(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -150,8 +168,8 @@ def test_writing_into_a_part_of_a_tensor_is_warned_of():
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             y, mask = self.linear(x), torch.zeros_like(x)
-            y[:, :3].mul_(2)
-            mask[:, :3] = 1  # no gradient passes: nothing to say
+            y.transpose(0, 1).mul_(2)
+            mask.transpose(0, 1).add_(1)  # no gradient passes: nothing to say
             return y * mask
 
     (warning,) = trace(Parts()).warnings
