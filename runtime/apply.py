@@ -63,12 +63,12 @@ def apply(
         _recompute(stage, plan)
     forwards = _forwards(stages, plan, mesh, loss)
     for stage in stages:
-        shard_data(stage.model, stage.layers, mesh.data, zero_stage=plan.zero_stage, dtype=plan.job.dtype)
+        shard_data(stage.model, stage.layers, mesh, zero_stage=plan.zero_stage, dtype=plan.job.dtype)
     pipeline = _pipeline(stages, forwards, plan, mesh, hidden, device)
     ties = find_ties([s.model for s in stages], names, plan.mesh, dist.get_rank()) if pipeline else []
     return Parallel(
         plan=plan,
-        mesh=mesh.root,
+        mesh=mesh,
         device=device,
         stages=[stage.model for stage in stages],
         whole=forwards[0] if isinstance(forwards[0], WholeForward) else None,
@@ -97,7 +97,7 @@ def _stages(
 def _recompute(stage: _Stage, plan: Plan) -> None:
     if plan.recompute == "none":
         return
-    for layer, mode in zip(stage.layers, stage.cut.modes, strict=True):
+    for layer, mode in zip(stage.layers or [stage.model], stage.cut.modes, strict=True):
         layer.forward = sharded_ops(layer.forward)  # backward runs it again, outside the model's forward
         recompute(layer, mode)
 

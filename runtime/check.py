@@ -33,9 +33,21 @@ def check(plan: Plan, model: nn.Module, planned: Mapping[str, ParameterPlacement
             virtual_stages=plan.virtual_stages,
             microbatches=plan.num_microbatches,
         )
-    split = sorted({p.fqn for p in planned.values() if dict(p.placements).get("ep", "R") != "R"})
-    if split:
-        raise PlanError(f"the plan splits {split[0]} over ep={mesh.ep}: this cannot be executed yet")
+    for parameter in planned.values():
+        _check_parameter(plan, parameter)
+
+
+def _check_parameter(plan: Plan, parameter: ParameterPlacement) -> None:
+    cuts = {axis: text for axis, text in parameter.placements if text != "R"}
+    if "ep" in cuts and plan.mesh.tp > 1:
+        raise PlanError(
+            f"{parameter.fqn} is split over ep in a plan with tp={plan.mesh.tp}: "
+            "experts and tables run with tp=1 only"
+        )
+    if "ep" in cuts and not cuts["ep"].endswith("@0"):
+        raise PlanError(f"{parameter.fqn}: {cuts['ep']} over ep; only dim 0 (experts, rows) can be split")
+    if "tp" in cuts and len(parameter.shape) > 2:
+        raise PlanError(f"{parameter.fqn}: {cuts['tp']} over tp; weights of several experts cannot be split so yet")
 
 
 def differences(plan: Plan) -> tuple[str, ...]:

@@ -15,41 +15,81 @@ are those same shards is what makes the update need no other communication than 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
+import torch.distributed as dist
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
 from torch.distributed.tensor import DTensor, Placement, Shard
 
+from .labels import labelled
 from .layouts import is_strided
+from .mesh import Meshes
+
+SPARSE_LABEL = "gradients of sparse parameters"
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": None}
 """In which dtype parameters compute; they are kept and updated in their own."""
 
 
 def shard_data(
-    model: nn.Module, layers: Sequence[nn.Module], mesh: DeviceMesh, *, zero_stage: int, dtype: str
+    model: nn.Module, layers: Sequence[nn.Module], mesh: Meshes, *, zero_stage: int, dtype: str
 ) -> None:
-    """Wrap every layer, then what is left of the model."""
-    if mesh.size() == 1 and DTYPES[dtype] is None:
+    """Wrap every layer, then what is left of the model.
+
+    Dense parameters lie on all data ranks, experts and tables on those along `dp` and `cp` alone;
+    without ZeRO the latter are left to `sum_replicas`.
+    """
+    if mesh.data.size() == 1 and DTYPES[dtype] is None:
         return
-    policy = MixedPrecisionPolicy(param_dtype=DTYPES[dtype], reduce_dtype=torch.float32)
-    if DTYPES[dtype] is None:
-        policy = MixedPrecisionPolicy()
+    policy = MixedPrecisionPolicy()
+    if DTYPES[dtype] is not None:
+        policy = MixedPrecisionPolicy(param_dtype=DTYPES[dtype], reduce_dtype=torch.float32)
+    sparse = {p for p in model.parameters() if is_sparse(p)}
+    replicas = FSDPMeshInfo(mesh.replica, shard_mesh_dim=0)
+
+    def placed(parameter: nn.Parameter) -> Shard | ShardPlacementResult | None:
+        if parameter in sparse:
+            return ShardPlacementResult(placement=Shard(0), mesh_info=replicas)
+        return _shard_dim(parameter, mesh.data.size())
+
     for module in (*layers, model):
         if zero_stage == 0:
-            replicate(module, mesh=mesh, mp_policy=policy)
+            replicate(module, mesh=mesh.data, mp_policy=policy, ignored_params=sparse)
         else:
             fully_shard(
                 module,
-                mesh=mesh,
+                mesh=mesh.data,
                 mp_policy=policy,
                 reshard_after_forward=zero_stage == 3,
-                shard_placement_fn=lambda p: _shard_dim(p, mesh.size()),
+                shard_placement_fn=placed,
+                ignored_params=sparse if mesh.replica.size() == 1 else None,
             )
+
+
+def is_sparse(parameter: torch.Tensor) -> bool:
+    """Whether it is split over `ep`."""
+    return isinstance(parameter, DTensor) and "ep" in (parameter.device_mesh.mesh_dim_names or ())
+
+
+def sum_replicas(parameters: Iterable[nn.Parameter], mesh: Meshes) -> None:
+    """Average, over the ranks that hold the same ones, the gradients of experts that FSDP does not manage."""
+    grads = [
+        p.grad.to_local()
+        for p in parameters
+        if is_sparse(p) and isinstance(p.grad, DTensor) and p.grad.device_mesh.ndim == 1
+    ]
+    if not grads or mesh.replica.size() == 1:
+        return
+    flat = _flatten_dense_tensors(grads)
+    with labelled(SPARSE_LABEL):
+        dist.all_reduce(flat, group=mesh.replica.get_group())
+    for grad, total in zip(grads, _unflatten_dense_tensors(flat, grads), strict=True):
+        grad.copy_(total / mesh.replica.size())
 
 
 def _shard_dim(parameter: nn.Parameter, ranks: int) -> Shard | None:

@@ -55,10 +55,12 @@ def owned_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn
 def _part(
     whole: torch.Tensor, planned: ParameterPlacement, mesh: Meshes, device: torch.device
 ) -> torch.Tensor:
-    axis = mesh.tp
+    """A DTensor on ep for experts and tables, on tp for all others while tp > 1."""
+    sparse = not parameter_placement(planned, "ep").is_replicate()
+    name, axis = ("ep", mesh.ep) if sparse else ("tp", mesh.tp)
     if axis.size() == 1:
         return whole.to(device, copy=True)
-    placed = parameter_placement(planned, "tp")
+    placed = parameter_placement(planned, name)
     local = local_part(whole, placed, ranks=axis.size(), rank=axis.get_local_rank()).to(device)
     return DTensor.from_local(
         local, axis, [placed], run_check=False, shape=whole.shape, stride=whole.stride()

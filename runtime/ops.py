@@ -20,6 +20,8 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.overrides import TorchFunctionMode
 
+from ..planner.errors import PlanError
+from .experts import grouped_product, lookup, on_expert_axis
 from .layouts import is_strided, local_part, shard_dim
 from .loss import cross_entropy
 
@@ -41,6 +43,8 @@ class ShardedOps(TorchFunctionMode):
         if replacement is not None and (result := replacement(*args, **kwargs)) is not NotImplemented:
             return result
         mesh = found.device_mesh
+        if on_expert_axis(found):
+            return _outside(func, args, kwargs)
         return func(*_whole(args, mesh), **{key: _whole(value, mesh) for key, value in kwargs.items()})
 
 
@@ -53,6 +57,14 @@ def sharded_ops(forward: Callable) -> Callable:
             return forward(*args, **kwargs)
 
     return run
+
+
+def _outside(func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Attributes of a weight split over ep can be read; nothing else may touch it."""
+    name = getattr(func, "__name__", str(func))
+    if name in ("__get__", "size", "dim", "numel"):
+        return func(*args, **kwargs)
+    raise PlanError(f"{name} reads a weight that is split over ep; only grouped_mm and embedding can do so")
 
 
 def _first_dtensor(values: Any) -> DTensor | None:
@@ -207,6 +219,8 @@ class _Pieces(torch.autograd.Function):
 
 REPLACED: dict[Callable, Callable] = {
     F.scaled_dot_product_attention: attention,
+    torch._grouped_mm: grouped_product,
+    F.embedding: lookup,
     F.cross_entropy: split_cross_entropy,
     torch.split: split_pieces,
     Tensor.split: split_pieces,

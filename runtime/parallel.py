@@ -20,15 +20,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from ..planner.errors import PlanError
 from ..planner.plan import Plan
 from .batch import Call, microbatches
-from .data import set_last_microbatch
+from .data import set_last_microbatch, sum_replicas
 from .forward import WholeForward
 from .gradients import clip, global_norm, sum_partial
 from .labels import labelled
+from .mesh import Meshes
 from .schedule import Pipeline
 from .ties import Tie, sum_copies
 
@@ -42,7 +42,7 @@ class Parallel:
         self,
         *,
         plan: Plan,
-        mesh: DeviceMesh,
+        mesh: Meshes,
         device: torch.device,
         stages: Sequence[nn.Module],
         whole: WholeForward | None,
@@ -115,6 +115,7 @@ class Parallel:
     def finish_gradients(self) -> None:
         """Add what backward left in parts. `train_step` does it; call it yourself in a loop of your own."""
         sum_partial(self.parameters())
+        sum_replicas(self.parameters(), self.mesh)
         sum_copies(self._ties)
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:

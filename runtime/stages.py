@@ -42,7 +42,7 @@ class StageCut:
     layers: range
     """Indices in the model's list of layers; empty for a model without one."""
     modes: tuple[str, ...]
-    """Recompute mode of each."""
+    """Recompute mode of each; of the whole model where it has no layers."""
 
     @property
     def is_first(self) -> bool:
@@ -83,10 +83,11 @@ def stage_cuts(plan: Plan, rank: int) -> tuple[StageCut, ...]:
         first, count = sum(counts[:index]), counts[index]
         if not count and len(counts) > 1:
             raise PlanError(f"stage {index} of {len(counts)} has no layer: it cannot be cut out of the model")
+        own = modes if len(counts) == 1 else modes[:count]
         cuts.append(
-            StageCut(index=index, of=len(counts), layers=range(first, first + count), modes=tuple(modes[:count]))
+            StageCut(index=index, of=len(counts), layers=range(first, first + count), modes=tuple(own))
         )
-        del modes[:count]
+        modes = modes[count:]
     return tuple(cuts)
 
 
@@ -107,7 +108,7 @@ def _layers_by_stage(plan: Plan) -> list[int]:
 
 
 def _layer_modes(plan: Plan, rank: int) -> Iterator[str]:
-    repeated = {entry.block for entry in plan.layer_lists}
+    repeated = {entry.block for entry in plan.layer_lists} or {plan.stages[rank].blocks[0][0]}
     for block, count, mode in plan.stages[rank].blocks:
         if block in repeated:
             yield from (mode,) * count
