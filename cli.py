@@ -109,6 +109,8 @@ OptimizerName = Annotated[
 Top = Annotated[int, _number("--top", "K", "How many runner-ups to list (default 5).")]
 TimeLimit = Annotated[float | None, _number("--time-limit", "S", "Seconds to search at most.", float)]
 PlanFile = Annotated[Path | None, _option("--plan", "FILE", "A plan file whose choices to check.")]
+FROM_ARGS_HELP = "The launch line of a Megatron-LM, torchtitan, DeepSpeed or vLLM run whose choices to check."
+FromArgs = Annotated[str | None, _option("--from-args", "LINE", FROM_ARGS_HELP)]
 Compare = Annotated[
     bool, typer.Option("--compare/--no-compare", help="Also search for a better plan, briefly.")
 ]
@@ -136,6 +138,12 @@ Json = Annotated[bool, _option("--json", None, "Print one JSON document instead 
 Quiet = Annotated[bool, _option("--quiet/-q", None, "No progress and no notes on stderr.")]
 SavedPlan = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.", show_default=False)]
 OtherPlan = Annotated[Path, typer.Argument(metavar="OTHER", help="Another plan file.", show_default=False)]
+ModelOfPlan = Annotated[
+    str | None, _option("--model", "MODEL", "Where the model is; without it, where the plan says.")
+]
+TopologyOfPlan = Annotated[
+    str | None, _option("--topology/-t", "T", "The cluster; without it, the bundled one of the plan's name.")
+]
 Target = Annotated[str, _option("--to", "X", "megatron, torchtitan, deepspeed, accelerate, hf, ...")]
 Directory = Annotated[Path | None, _option("--output/-o", "DIR", "Write the files into this directory.")]
 Debug = Annotated[bool, _option("--debug", None, "Show the traceback of an internal error.")]
@@ -237,12 +245,16 @@ def suggest(
 
     tpplan estimate examples/gpt3_175b.py -t dgx-a100-80:128 --set tp=8,pp=8,dp=16,zero=1
 
-    tpplan estimate model.py -t dgx-h100:8 --plan plan.yaml --json"""
+    tpplan estimate model.py -t dgx-h100:8 --plan plan.yaml --json
+
+    tpplan estimate model.py -t dgx-h100:8 --from-args "pretrain_gpt.py --tensor-model-parallel-size 8 ..."
+"""
 )
 def estimate(
     model: Model,
     topology: TopologySpec,
     plan: PlanFile = None,
+    from_args: FromArgs = None,
     nodes: Nodes = None,
     global_batch: GlobalBatch = None,
     seq_len: SeqLen = None,
@@ -264,9 +276,9 @@ def estimate(
         "global_batch": global_batch, "seq_len": seq_len, "mode": mode, "objective": objective,
         "framework": framework, "dtype": dtype, "optimizer": optimizer, "cache": not no_cache,
     }  # fmt: skip
-    theirs, pins = _choices(plan, sets)
-    if theirs:
-        options = _options_of(theirs) | {key: value for key, value in options.items() if value is not None}
+    theirs, pins, job = _choices(plan, sets, from_args, quiet=quiet)
+    if job:
+        options = job | {key: value for key, value in options.items() if value is not None}
     request = _request(model, topology, nodes, pins=pins, options=options, quiet=quiet)
     answer = _answer(request)
     if theirs and answer.plan:
@@ -332,6 +344,39 @@ def compare(plan: SavedPlan, other: OtherPlan, json_: Json = False) -> None:
         _print_json(comparison_document(compared(left, right)))
     else:
         _console().print(render_comparison(left, right, (str(plan), str(other))))
+
+
+@app.command(
+    epilog="""Examples:
+
+    tpplan why plan.yaml --set tp=4
+
+    tpplan why plan.yaml --set zero=3,pp=1 --json"""
+)
+def why(
+    plan: SavedPlan,
+    sets: Sets = None,
+    model: ModelOfPlan = None,
+    topology: TopologyOfPlan = None,
+    json_: Json = False,
+) -> None:
+    """Say why a plan is not another: fix some choices, search again, and tell what that changes."""
+    from .planner.plan import Infeasible
+    from .planner.plan_file import load
+    from .planner.why import why as ask
+    from .report.terminal.pages import render_why
+    from .report.why import why_document
+
+    with _stdout_to_stderr():
+        found = ask(load(plan), _parse_sets(sets), model=model, topology=topology, cache_dir=_cache_dir())
+    for note in found.notes:
+        print(f"tpplan: note: {note}", file=sys.stderr)
+    if json_:
+        _print_json(why_document(found.plan, found.pinned, found.pins))
+    else:
+        _console().print(render_why(found.plan, found.pinned, found.pins))
+    if isinstance(found.pinned, Infeasible):
+        raise typer.Exit(INFEASIBLE)
 
 
 @app.command(
@@ -527,20 +572,36 @@ def _parse_sets(texts: list[str] | None) -> Pins:
     return parse_set(",".join(texts)) if texts else {}
 
 
-def _choices(file: Path | None, sets: list[str] | None) -> tuple[Plan | None, Pins]:
-    """The plan of `--plan`, if that is what was given, and the choices to check."""
+def _choices(
+    file: Path | None, sets: list[str] | None, line: str | None, *, quiet: bool
+) -> tuple[Plan | None, Pins, dict[str, Any]]:
+    """The plan of `--plan`, if that is what was given; the choices to check; the job they come with."""
     from .planner.options import pins_of
     from .planner.plan_file import load
 
-    if bool(file) == bool(sets):
-        found = "both --plan and --set" if file else "neither --plan nor --set"
+    ways = {"--plan": file, "--set": sets, "--from-args": line}
+    given = [name for name, value in ways.items() if value]
+    if len(given) != 1:
+        found = f"both {' and '.join(given)}" if given else "neither --plan nor --set nor --from-args"
         raise OptionError(
             f"{found}: give the choices to check as --plan plan.yaml or as --set tp=8,pp=4,dp=2"
         )
+    if line:
+        return None, *_launch_line(line, quiet=quiet)
     if file is None:
-        return None, _parse_sets(sets)
+        return None, _parse_sets(sets), {}
     plan = load(file)
-    return plan, pins_of(plan)
+    return plan, pins_of(plan), _options_of(plan)
+
+
+def _launch_line(text: str, *, quiet: bool) -> tuple[Pins, dict[str, Any]]:
+    """Choices and job of another framework's launch line; what is not carried over is said."""
+    from .planner.launch_lines import read
+
+    line = read(text)
+    for note in () if quiet else line.notes:
+        print(f"tpplan: {line.dialect}: {note}", file=sys.stderr)
+    return line.pins, line.options
 
 
 def _options_of(plan: Plan) -> dict[str, Any]:

@@ -122,3 +122,20 @@ def test_explain_and_compare_as_json(plan: str, capsys):
     assert json.loads(capsys.readouterr().out)["paragraphs"][0]["title"] == "tp=2: tensor parallel"
     assert cli.main(["compare", plan, plan, "--json"]) == 0
     assert {"choices", "time_s", "memory_bytes"} <= set(json.loads(capsys.readouterr().out))
+
+
+# --------------------------------------------------------------------------- estimate --from-args
+
+
+def test_a_launch_line_is_checked_against_the_cluster(capsys):
+    line = "torchrun --nnodes 4 --nproc-per-node 8 pretrain_gpt.py --tensor-model-parallel-size 8"
+    arguments = ["estimate", "model.py", "-t", "dgx-h100:8", "--from-args", f"{line} --global-batch-size 64"]
+    assert cli.main(arguments) == 2
+    told = capsys.readouterr().err
+    assert "makes 32 devices, dgx-h100:8 has 64" in told and "tpplan: megatron: the line has no --seq" in told
+
+
+def test_one_source_of_choices_alone(capsys):
+    arguments = ["estimate", "model.py", "-t", "dgx-h100:8", "--set", "tp=8", "--from-args", "vllm serve x"]
+    assert cli.main(arguments) == 2
+    assert "both --set and --from-args" in capsys.readouterr().err
