@@ -8,6 +8,7 @@
     |   +-- OptionError        an option's value, alone or against another
     |   +-- PlanError          a plan file that cannot be read or does not match
     +-- SolverError            a solver gave no usable answer
+    +-- ProfileError           a measurement failed: a rank died, hung or answered wrongly
 
 "Does not fit" is an answer, not an exception: see `planner.plan.Infeasible`.
 """
@@ -48,6 +49,10 @@ class PlanError(UserError):
 
 class SolverError(TpplanError):
     """A solver returned no usable solution; the message names its status."""
+
+
+class ProfileError(TpplanError):
+    """A measurement failed; the message names the rank, its host and what it was doing."""
 
 
 def did_you_mean(value: str, choices: Iterable[str]) -> str:

@@ -129,6 +129,45 @@ class LevelFile(Model):
     sources: LevelSources | None = None
 
 
+class KernelRecord(Model):
+    """One kernel as the profiler timed it."""
+
+    name: Text
+    dtype: Dtype
+    shape: dict[Text, int]
+    flops: Annotated[float, Field(ge=0)]
+    bytes: Annotated[float, Field(gt=0)]
+    time_us: Annotated[float, Field(gt=0)]
+    spread: Annotated[float, Field(ge=0)]
+
+
+class OverlapRecord(Model):
+    """A collective and computation side by side: time of both over the longer of the two alone."""
+
+    sigma: Annotated[float, Field(ge=1)]
+    compute_us: Annotated[float, Field(gt=0)]
+    collective_us: Annotated[float, Field(gt=0)]
+    both_us: Annotated[float, Field(gt=0)]
+
+
+class ProfileRecord(Model):
+    """How the measurements of a cluster file were made."""
+
+    version: Literal[1]
+    tpplan: Text
+    torch: Text
+    date: Text
+    backend: Text
+    hosts: list[Text]
+    ranks: Annotated[int, Field(gt=0, le=MAX_DEVICES)]
+    seed: int
+    quick: bool
+    measured_s: Annotated[float, Field(ge=0)]
+    overlap: OverlapRecord | None = None
+    kernels: list[KernelRecord] = []
+    warnings: list[Text] = []
+
+
 class ClusterFile(Model):
     """`clusters/NAME.yaml`, or a user's own topology."""
 
@@ -143,8 +182,8 @@ class ClusterFile(Model):
     """For each device of a node, its closest NICs."""
     measured_device: DeviceFile | None = None
     """What was measured on this cluster's devices; it stands in for the file that `device` names."""
-    profile: dict[str, Any] | None = None
-    """How the measurements were made; see `profiler/profile_file.py`."""
+    profile: ProfileRecord | None = None
+    """How the measurements were made."""
     levels: Annotated[list[LevelFile], Field(min_length=1)]
 
 

@@ -16,7 +16,7 @@ from ...cost import Estimate, Origin
 from ...layout import Collective
 from ...topology import GroupSpan, Topology
 from . import all_gather, all_reduce, all_to_all, broadcast, reduce_scatter, send_recv
-from .curves import read
+from .curves import tables
 from .group import Group, Stream, locate
 
 Algorithm = Callable[[Group, float], Stream]
@@ -53,7 +53,7 @@ class CollectiveModel:
     def __init__(self, topology: Topology) -> None:
         """Read the topology's measured curves."""
         self.topology = topology
-        self._tables = tuple(read(level) for level in topology.levels)
+        self._tables = tuple(tables(level) for level in topology.levels)
         self._groups: dict[tuple[Collective, tuple[int, ...]], Group] = {}
         self._answers: dict[tuple[Collective, float, tuple[int, ...]], Estimate] = {}
 

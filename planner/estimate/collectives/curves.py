@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -79,13 +79,24 @@ class Measured:
         return Estimate(seconds * self.scale + self.extra_s, origin)
 
 
-def read(level: Level) -> dict[Collective, tuple[Curve, ...]]:
+Inside = tuple[int, ...] | None
+"""Members in one unit of each level below; None: all of them."""
+Table = Mapping[Collective, tuple[Curve, ...]]
+
+
+def tables(level: Level) -> dict[Inside, Table]:
+    """The curves of one level by how its groups fill the levels below; errors as `read`."""
+    kinds = dict.fromkeys((None, *(curve.inside for curve in level.curves)))
+    return {inside: read(level, inside) for inside in kinds}
+
+
+def read(level: Level, inside: Inside = None) -> dict[Collective, tuple[Curve, ...]]:
     """The curves of one level by collective, sorted by rank count, missing halves derived.
 
     Raises `ValueError` for an unknown collective, an empty curve or two curves of the same ranks.
     """
     found: dict[Collective, list[Curve]] = {}
-    for curve in level.curves:
+    for curve in (curve for curve in level.curves if curve.inside == inside):
         found.setdefault(Collective(curve.collective), []).append(_prepare(curve.ranks, curve.points))
     for collective, group in found.items():
         group.sort(key=lambda curve: curve.ranks)

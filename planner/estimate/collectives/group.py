@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from ...layout import Collective
 from ...topology import GroupSpan, Topology
-from .curves import Curve, Measured, for_ranks
+from .curves import Inside, Measured, Table, for_ranks
 from .traffic import bus_factor
 
 FEED = 0.92
@@ -109,14 +109,14 @@ class Group:
         return LAUNCH_S if self.core is None else 0.0
 
 
-Tables = Sequence[Mapping[Collective, tuple[Curve, ...]]]
-"""Measured curves by collective, for each level."""
+Tables = Sequence[Mapping[Inside, Table]]
+"""Measured curves by how groups fill the levels below and by collective, for each level."""
 
 
 def locate(collective: Collective, span: GroupSpan, topology: Topology, tables: Tables) -> Group:
     """The group of `span`: its largest measured core and the hops around it."""
-    cut = _core_level(collective, span, topology, tables)
-    core = None if cut < 0 else _core(collective, span, topology, tables, cut)
+    cut, table = _core_level(collective, span, topology, tables)
+    core = None if cut < 0 else _core(collective, span, topology, table, cut)
     hops = []
     inside = core.ranks if core else 1
     for i, level in enumerate(topology.levels[cut + 1 :], start=cut + 1):
@@ -134,24 +134,27 @@ def locate(collective: Collective, span: GroupSpan, topology: Topology, tables: 
     return Group(collective=collective, size=span.size, core=core, hops=tuple(hops))
 
 
-def _core_level(collective: Collective, span: GroupSpan, topology: Topology, tables: Tables) -> int:
-    """The outermost level whose curves describe this group, or -1.
+def _core_level(
+    collective: Collective, span: GroupSpan, topology: Topology, tables: Tables
+) -> tuple[int, Table]:
+    """The outermost level whose curves describe this group, and those curves; -1 if there is none.
 
-    A curve of an outer level was measured with every unit below it full.
+    A curve of an outer level was measured with every unit below it full, or filled as it says.
     """
     for i in range(span.outermost, -1, -1):
         full = all(span.members[j] == topology.levels[j].size for j in range(i))
-        if collective in tables[i] and span.members[i] > 1 and full:
-            return i
-    return -1
+        table = tables[i].get(None if full else span.members[:i], {})
+        if collective in table and span.members[i] > 1:
+            return i, table
+    return -1, {}
 
 
-def _core(collective: Collective, span: GroupSpan, topology: Topology, tables: Tables, cut: int) -> Core:
+def _core(collective: Collective, span: GroupSpan, topology: Topology, table: Table, cut: int) -> Core:
     ranks = math.prod(span.members[: cut + 1])
     latency_s = topology.levels[cut].latency_s
 
     def measured(which: Collective) -> Measured:
-        return for_ranks(which, tables[cut][which], ranks=ranks, latency_s=latency_s)
+        return for_ranks(which, table[which], ranks=ranks, latency_s=latency_s)
 
     reduces = collective == Collective.ALL_REDUCE
     halves = (Collective.REDUCE_SCATTER, Collective.ALL_GATHER) if reduces else ()

@@ -1,0 +1,308 @@
+"""How fast this rank's device computes: one sample for each kernel and size.
+
+In: a device and `Settings`. Out: `Kernel`s to run, each with the FLOPs and bytes that the planner counts
+for it (a multiply-add is two FLOPs; bytes are what is read and written once). `measure` times one.
+
+    gemm               m x k @ k x n                      2 m n k
+    attention          causal, b heads s x d              2 b s^2 d (half of 4 b s^2 d)
+    attention_backward                                    2.5 times the forward (five matmuls instead of two)
+    grouped_gemm       e experts, m / e rows each         2 m n k
+    memory             a + b                              3 tensors
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+
+from .settings import Sample, Settings
+from .timing import Agree, sample
+
+BACKWARD_FLOPS = 2.5
+"""Backward of a fused attention kernel over its forward (FlashAttention-2 paper, section 4.1)."""
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+HEAD_DIM = 64
+EXPERTS = 8
+VOCABULARY = 32_000
+LARGEST_SHARE = 0.25
+"""Of the device's free memory that one kernel's tensors may take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """One thing to time. `build` allocates on a device and returns what to call."""
+
+    name: str
+    family: str
+    """The planner's kernel family, or "other" for those that only check its predictions."""
+    dtype: str
+    flops: float
+    nbytes: float
+    build: Callable[[torch.device], Callable[[], Any]]
+    shape: dict[str, int]
+
+    @property
+    def key(self) -> str:
+        """A name that is unique within a run."""
+        sizes = ",".join(f"{name}={size}" for name, size in self.shape.items())
+        return f"kernel/{self.name}/{self.dtype}/{sizes}"
+
+
+def kernels(device: torch.device, settings: Settings, *, free_bytes: int) -> tuple[Kernel, ...]:
+    """What to measure on `device`, the smallest first; nothing that needs more than its share of memory."""
+    accelerator = device.type != "cpu"
+    dtypes = ("bf16", "fp32")
+    found = [
+        *(_gemm(side, dtype) for dtype in dtypes for side in _sides(accelerator, settings)),
+        *(
+            kernel
+            for length in _lengths(accelerator, settings)
+            for kernel in _attention(length, heads=32 if accelerator else 4, dtype=main_dtype(device))
+        ),
+        *(_pointwise(count) for count in _counts(accelerator, settings)),
+        *_others(accelerator, settings),
+    ]
+    return tuple(kernel for kernel in found if kernel.nbytes <= LARGEST_SHARE * free_bytes)
+
+
+def main_dtype(device: torch.device) -> str:
+    """What training on this device computes in."""
+    return "fp32" if device.type == "cpu" else "bf16"
+
+
+def measure(kernel: Kernel, device: torch.device, settings: Settings, *, agree: Agree) -> Sample:
+    """Time one kernel on every rank at once; the slowest rank's time counts."""
+    call = kernel.build(device)
+
+    def run(count: int) -> float:
+        _settle(device)
+        start = time.perf_counter()
+        for _ in range(count):
+            call()
+        _settle(device)
+        return time.perf_counter() - start
+
+    return sample(run, settings, agree=agree)
+
+
+def launch_gap() -> Kernel:
+    """The smallest kernel there is: what one launch costs when many follow each other."""
+
+    def build(device: torch.device) -> Callable[[], Any]:
+        one = torch.zeros(1, device=device)
+        return lambda: one.add_(1.0)
+
+    shape = {"elements": 1}
+    return Kernel(
+        name="launch gap", family="latency", dtype="fp32", flops=1.0, nbytes=8.0, build=build, shape=shape
+    )
+
+
+def _settle(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+# --------------------------------------------------------------------------- sizes
+
+
+def _sides(accelerator: bool, settings: Settings) -> tuple[int, ...]:
+    if accelerator:
+        sides = (256, 512, 1024, 2048, 4096, 8192)
+        return sides if settings.quick else (*sides, 768, 1536, 3072, 6144, 12288)
+    return (64, 128, 256, 512) if settings.quick else (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+
+
+def _lengths(accelerator: bool, settings: Settings) -> tuple[int, ...]:
+    if accelerator:
+        return (512, 2048, 8192) if settings.quick else (256, 512, 1024, 2048, 4096, 8192, 16384)
+    return (128, 512) if settings.quick else (64, 128, 256, 512, 1024)
+
+
+def _counts(accelerator: bool, settings: Settings) -> tuple[int, ...]:
+    """Elements of a pointwise kernel."""
+    exponents = range(16, 29) if accelerator else range(12, 24)
+    return tuple(2**e for e in exponents[:: 3 if settings.quick else 1])
+
+
+# --------------------------------------------------------------------------- kernels
+
+
+def _randn(*shape: int, dtype: str, device: torch.device, grad: bool = False) -> torch.Tensor:
+    return torch.randn(*shape, dtype=DTYPES[dtype], device=device, requires_grad=grad)
+
+
+def _size(dtype: str) -> int:
+    return DTYPES[dtype].itemsize
+
+
+def _gemm(side: int, dtype: str) -> Kernel:
+    def build(device: torch.device) -> Callable[[], Any]:
+        a, b = (_randn(side, side, dtype=dtype, device=device) for _ in range(2))
+        return lambda: a @ b
+
+    return Kernel(
+        name="gemm",
+        family="gemm",
+        dtype=dtype,
+        flops=2.0 * side**3,
+        nbytes=3.0 * side**2 * _size(dtype),
+        build=build,
+        shape={"m": side, "n": side, "k": side},
+    )
+
+
+def _attention(length: int, *, heads: int, dtype: str) -> Iterator[Kernel]:
+    shape = (1, heads, length, HEAD_DIM)
+    flops = 2.0 * heads * length**2 * HEAD_DIM
+    nbytes = 4.0 * heads * length * HEAD_DIM * _size(dtype)
+
+    def forward(device: torch.device) -> Callable[[], Any]:
+        q, k, v = (_randn(*shape, dtype=dtype, device=device) for _ in range(3))
+        return lambda: functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    def backward(device: torch.device) -> Callable[[], Any]:
+        q, k, v = (_randn(*shape, dtype=dtype, device=device, grad=True) for _ in range(3))
+        out = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        seed = torch.ones_like(out)
+        return lambda: torch.autograd.grad(out, (q, k, v), seed, retain_graph=True)
+
+    sizes = {"heads": heads, "length": length, "head_dim": HEAD_DIM}
+    yield Kernel(
+        name="attention",
+        family="attention",
+        dtype=dtype,
+        flops=flops,
+        nbytes=nbytes,
+        build=forward,
+        shape=sizes,
+    )
+    yield Kernel(
+        name="attention backward",
+        family="attention_backward",
+        dtype=dtype,
+        flops=BACKWARD_FLOPS * flops,
+        nbytes=2 * nbytes,
+        build=backward,
+        shape=sizes,
+    )
+
+
+def _pointwise(count: int) -> Kernel:
+    def build(device: torch.device) -> Callable[[], Any]:
+        a, b = (_randn(count, dtype="fp32", device=device) for _ in range(2))
+        out = torch.empty_like(a)
+        return lambda: torch.add(a, b, out=out)
+
+    return Kernel(
+        name="pointwise",
+        family="memory",
+        dtype="fp32",
+        flops=float(count),
+        nbytes=12.0 * count,
+        build=build,
+        shape={"elements": count},
+    )
+
+
+def _others(accelerator: bool, settings: Settings) -> Iterator[Kernel]:
+    width = 4096 if accelerator else 256
+    tokens = 8192 if accelerator else 256
+    dtype = "bf16" if accelerator else "fp32"
+    for rows in (tokens // 4, tokens) if not settings.quick else (tokens,):
+        yield _grouped_gemm(rows, width, dtype)
+    yield _norm(tokens, width)
+    yield _embedding(tokens, width)
+    yield _cross_entropy(tokens // 4)
+    yield _optimizer_step(width * width * (16 if accelerator else 4))
+
+
+def _grouped_gemm(rows: int, width: int, dtype: str) -> Kernel:
+    def build(device: torch.device) -> Callable[[], Any]:
+        tokens = _randn(EXPERTS, rows // EXPERTS, width, dtype=dtype, device=device)
+        weights = _randn(EXPERTS, width, width, dtype=dtype, device=device)
+        return lambda: torch.bmm(tokens, weights)
+
+    return Kernel(
+        name="grouped gemm",
+        family="grouped_gemm",
+        dtype=dtype,
+        flops=2.0 * rows * width * width,
+        nbytes=(2.0 * rows * width + EXPERTS * width * width) * _size(dtype),
+        build=build,
+        shape={"experts": EXPERTS, "m": rows, "n": width, "k": width},
+    )
+
+
+def _norm(tokens: int, width: int) -> Kernel:
+    def build(device: torch.device) -> Callable[[], Any]:
+        x, weight = _randn(tokens, width, dtype="fp32", device=device), torch.ones(width, device=device)
+        return lambda: functional.rms_norm(x, (width,), weight)
+
+    return Kernel(
+        name="rms norm",
+        family="other",
+        dtype="fp32",
+        flops=4.0 * tokens * width,
+        nbytes=8.0 * tokens * width,
+        build=build,
+        shape={"tokens": tokens, "width": width},
+    )
+
+
+def _embedding(tokens: int, width: int) -> Kernel:
+    def build(device: torch.device) -> Callable[[], Any]:
+        table = torch.zeros(VOCABULARY, width, device=device)
+        indices = torch.randint(VOCABULARY, (tokens,), device=device)
+        return lambda: functional.embedding(indices, table)
+
+    return Kernel(
+        name="embedding",
+        family="other",
+        dtype="fp32",
+        flops=0.0,
+        nbytes=8.0 * tokens * width,
+        build=build,
+        shape={"tokens": tokens, "width": width, "vocabulary": VOCABULARY},
+    )
+
+
+def _cross_entropy(tokens: int) -> Kernel:
+    def build(device: torch.device) -> Callable[[], Any]:
+        logits = torch.randn(tokens, VOCABULARY, device=device)
+        targets = torch.randint(VOCABULARY, (tokens,), device=device)
+        return lambda: functional.cross_entropy(logits, targets)
+
+    return Kernel(
+        name="cross-entropy",
+        family="other",
+        dtype="fp32",
+        flops=5.0 * tokens * VOCABULARY,
+        nbytes=8.0 * tokens * VOCABULARY,
+        build=build,
+        shape={"tokens": tokens, "vocabulary": VOCABULARY},
+    )
+
+
+def _optimizer_step(parameters: int) -> Kernel:
+    """AdamW reads parameter, gradient and two moments and writes all but the gradient: 7 tensors."""
+
+    def build(device: torch.device) -> Callable[[], Any]:
+        weight = torch.zeros(parameters, device=device, requires_grad=True)
+        weight.grad = torch.ones_like(weight)
+        return torch.optim.AdamW([weight], fused=True).step
+
+    return Kernel(
+        name="adamw step",
+        family="other",
+        dtype="fp32",
+        flops=12.0 * parameters,
+        nbytes=28.0 * parameters,
+        build=build,
+        shape={"parameters": parameters},
+    )

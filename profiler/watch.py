@@ -1,0 +1,170 @@
+"""A thread on every rank that knows who is alive and what each rank is doing.
+
+Every rank publishes a counter (its pulse) and its current step in the store. A rank whose pulse stands
+still for `DEAD_S` is gone or frozen; one whose pulse beats while its step stays behind hangs. Main
+threads ask `verdict` when a collective fails; if they are themselves stuck in one, the watch ends the
+process, because nothing else can.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+BEAT_S = 0.5
+DEAD_S = 10.0
+"""Twenty missed beats: longer than a busy machine keeps a thread waiting. Judgement."""
+STUCK_S = 5.0
+"""How long a main thread may take to notice by itself that a rank is gone."""
+FAILED = 1
+
+
+class Watch(threading.Thread):
+    """The pulses of all ranks."""
+
+    def __init__(self, store: dist.Store, *, rank: int, hosts: Sequence[str]) -> None:
+        super().__init__(daemon=True, name="tpplan-watch")
+        self._store, self._rank, self._hosts = store, rank, hosts
+        self._over = threading.Event()
+        self._step, self._what = 0, "starting"
+        self._seen: dict[int, tuple[str, float]] = {}
+        self._steps: dict[int, tuple[int, str]] = {}
+        self._failed: dict[int, str] = {}
+        """What ranks said that ended by themselves with an error of their own."""
+        self.store_lost = False
+        self.last_words: Callable[[str], None] = lambda message: print(message, file=sys.stderr, flush=True)
+
+    def doing(self, what: str) -> None:
+        """This rank begins its next step."""
+        self._step, self._what = self._step + 1, what
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._over.set()
+        self.join(2 * BEAT_S)
+
+    def leave(self, problem: str) -> None:
+        """This rank fails for a reason of its own: tell the others."""
+        self._over.set()
+        self._take_leave(problem)
+
+    def run(self) -> None:
+        """Beat, look at the others, and end the process if the main thread cannot."""
+        beat = 0
+        while not self._over.wait(BEAT_S):
+            beat += 1
+            try:
+                self._store.set(f"pulse/{self._rank}", json.dumps([beat, self._step, self._what]))
+                self._look()
+            except RuntimeError:
+                if self._over.is_set():
+                    return
+                self.store_lost = True
+            lost_since = self._gone(time.monotonic() - STUCK_S)
+            if lost_since and not self._over.is_set():
+                self.last_words(f"tpplan: error: {self._sentence(lost_since)}")
+                os._exit(FAILED)
+            if self.store_lost:
+                self._over.wait(STUCK_S)
+                if not self._over.is_set():
+                    self.last_words(f"tpplan: error: {self._lost_store()}")
+                    os._exit(FAILED)
+
+    def verdict(self, problem: str) -> str:
+        """Who is to blame for `problem`: waits until a pulse has stood still long enough to tell."""
+        self._over.set()  # from here on the main thread speaks
+        words = self._judge(problem)
+        self._take_leave()
+        return words
+
+    def _judge(self, problem: str) -> str:
+        deadline = time.monotonic() + DEAD_S + 2 * BEAT_S
+        while time.monotonic() < deadline:
+            try:
+                self._store.set(
+                    f"pulse/{self._rank}", json.dumps([time.monotonic_ns(), self._step, self._what])
+                )
+                self._look()
+            except RuntimeError:
+                return self._lost_store()
+            if gone := self._gone(time.monotonic()):
+                return self._sentence(gone)
+            if behind := self._behind():
+                deadline = min(deadline, time.monotonic() + DEAD_S)
+                if time.monotonic() > deadline - BEAT_S:
+                    return self._hanging(behind)
+            time.sleep(BEAT_S)
+        behind = self._behind()
+        return (
+            self._hanging(behind) if behind else f"rank {self._rank} ({self._hosts[self._rank]}): {problem}"
+        )
+
+    def _take_leave(self, problem: str = "") -> None:
+        """Let nobody mistake this rank for the dead one; rank 0 may keep the store, so it goes last."""
+        others = [f"left/{rank}" for rank in self._seen if rank not in self._gone(time.monotonic())]
+        deadline = time.monotonic() + DEAD_S + STUCK_S
+        try:
+            self._store.set(f"left/{self._rank}", problem)
+            while self._rank == 0 and time.monotonic() < deadline and not self._store.check(others):
+                time.sleep(BEAT_S)
+        except RuntimeError:
+            return
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        for rank in range(len(self._hosts)):
+            key = f"pulse/{rank}"
+            if rank == self._rank or not self._store.check([key]):
+                continue
+            if self._store.check([f"left/{rank}"]):
+                self._leaves(rank, now)
+                continue
+            text = self._store.get(key).decode()
+            if self._seen.get(rank, ("", 0.0))[0] != text:
+                _, step, what = json.loads(text)
+                self._seen[rank] = (text, now)
+                self._steps[rank] = (step, what)
+
+    def _leaves(self, rank: int, now: float) -> None:
+        """A rank ended: to blame if it failed for a reason of its own, else only following another."""
+        problem = self._store.get(f"left/{rank}").decode()
+        if not problem:
+            self._seen.pop(rank, None)
+        elif rank not in self._failed:
+            self._failed[rank] = problem
+            self._seen[rank] = ("left", now - DEAD_S)
+
+    def _gone(self, now: float) -> list[int]:
+        return [rank for rank, (_, seen) in sorted(self._seen.items()) if now - seen > DEAD_S]
+
+    def _behind(self) -> list[int]:
+        return [rank for rank, (step, _) in sorted(self._steps.items()) if step < self._step]
+
+    def _sentence(self, ranks: Sequence[int]) -> str:
+        ends = (
+            f"failed: {self._failed[rank]}" if rank in self._failed else "died or froze" for rank in ranks
+        )
+        who = " and ".join(
+            f"rank {rank} ({self._hosts[rank]}) {end}" for rank, end in zip(ranks, ends, strict=True)
+        )
+        return f"{who}; {self._place()}"
+
+    def _hanging(self, ranks: Sequence[int]) -> str:
+        who = " and ".join(
+            f"rank {rank} ({self._hosts[rank]}), which is still at: {self._steps[rank][1]}" for rank in ranks
+        )
+        return f"no answer from {who}; {self._place()}"
+
+    def _lost_store(self) -> str:
+        return f"rank 0 ({self._hosts[0]}), which hosts the rendezvous, is gone; {self._place()}"
+
+    def _place(self) -> str:
+        return f"rank {self._rank} ({self._hosts[self._rank]}) was at: {self._what}"
