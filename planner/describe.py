@@ -207,48 +207,80 @@ def layer_lists(graph: Graph) -> tuple[LayerList, ...]:
 
 
 def planned_reshards(graph: Graph, splits: Splits) -> tuple[PlannedReshard, ...]:
-    """Conversions that can be stated on the border of a module that owns parameters.
+    """Conversions that can be stated on the border of a module that owns parameters, or of a layer.
 
     A tensor that leaves such a module and is read in one layout is converted where it leaves, so
     that its consumers share the conversion and the gradients they yield are added before they are
-    reduced, once. Otherwise each consumer that is such a module converts what it reads.
+    reduced, once. What enters the first of several layers is converted there, for all that the layer
+    does with it. Otherwise each consumer that is such a module converts what it reads.
     """
+    by_producer: dict[tuple[str, int, int], list[Edge]] = {}
+    for edge in graph.edges:
+        by_producer.setdefault(edge.producer, []).append(edge)
     found = [
         reshard
         for solution in (splits.ep, splits.tp)
         if solution.degree > 1
-        for edge in graph.edges
-        for reshard in _edge_reshards(graph, edge, solution)
+        for edges in by_producer.values()
+        for reshard in _reshards_of(graph, edges, solution)
     ]
     return tuple(dict.fromkeys(found))
 
 
-def _edge_reshards(graph: Graph, edge: Edge, solution: AxisSolution) -> Iterator[PlannedReshard]:
-    block, index, write = edge.producer
+def _reshards_of(graph: Graph, edges: list[Edge], solution: AxisSolution) -> Iterator[PlannedReshard]:
+    block, index, write = edges[0].producer
     producer = graph.blocks[block].ops[index]
     source = solution.choices[block, index].writes[write]
-    targets = {solution.choices[b, i].reads[read] for b, i, read in edge.consumers}
-    label, needed = edge_label(graph, edge), placement_text(gradient_needed(source))
-    if _is_border(graph, block, index, first=False) and len(targets) == 1:
-        yield PlannedReshard(
-            label=label, axis=solution.axis, module=producer.module, side="output",
-            source=placement_text(source), target=placement_text(targets.pop()), gradient=needed,
-        )  # fmt: skip
+
+    def stated(edge: Edge, module: str, side: str, target: Placement) -> PlannedReshard:
+        return PlannedReshard(
+            label=edge_label(graph, edge),
+            axis=solution.axis,
+            module=module,
+            side=side,
+            source=placement_text(source),
+            target=placement_text(target),
+            gradient=placement_text(gradient_needed(source)),
+        )
+
+    targets = [_targets(edge, solution) for edge in edges]
+    if _is_border(graph, block, index, first=False) and len(set().union(*targets)) == 1:
+        yield stated(edges[0], producer.module, "output", *targets[0])
         return
-    for b, i, read in edge.consumers:
-        if _is_border(graph, b, i, first=True):
-            yield PlannedReshard(
-                label=label, axis=solution.axis, module=graph.blocks[b].ops[i].module, side="input",
-                source=placement_text(source), target=placement_text(solution.choices[b, i].reads[read]),
-                gradient=needed,
-            )  # fmt: skip
+    for edge, wanted in zip(edges, targets, strict=True):
+        entered = _layer_entered(graph, edge)
+        if entered is not None and len(wanted) == 1:
+            yield stated(edge, entered, "input", *wanted)
+            continue
+        for b, i, read in edge.consumers:
+            if _is_border(graph, b, i, first=True):
+                target = solution.choices[b, i].reads[read]
+                yield stated(edge, graph.blocks[b].ops[i].module, "input", target)
+
+
+def _targets(edge: Edge, solution: AxisSolution) -> set[Placement]:
+    return {solution.choices[block, op].reads[read] for block, op, read in edge.consumers}
+
+
+def _layer_entered(graph: Graph, edge: Edge) -> str | None:
+    """`layers.0`, when the tensor comes from outside into the first layer of a class."""
+    consumer = graph.blocks[edge.block]
+    if not consumer.repeated or graph.blocks[edge.producer[0]].repeated:
+        return None
+    same_list = [name for name in graph.chain if graph.blocks[name].module == consumer.module]
+    return consumer.module.replace("*", str(same_list.index(edge.block)))
 
 
 def _is_border(graph: Graph, block: str, index: int, *, first: bool) -> bool:
-    """Whether the op is the first (or last) of a module that owns parameters and nothing inside."""
+    """Whether the op is the first (or last) of a module that reads parameters and has no other inside."""
     ops = graph.blocks[block].ops
     module = ops[index].module
-    owners = {(v.fqn or "").rpartition(".")[0] for b in graph.blocks.values() for v in b.parameters}
+    owners = {
+        op.module
+        for b in graph.blocks.values()
+        for op in b.ops
+        if any(read.kind == "parameter" for read in op.reads)
+    }
     inside = [i for i, op in enumerate(ops) if op.module == module or op.module.startswith(f"{module}.")]
     leaf = all(ops[i].module == module for i in inside)
     return bool(module) and module in owners and leaf and index == inside[0 if first else -1]
