@@ -86,7 +86,7 @@ MODEL_HELP = "model.py or model.py:factory, a Hugging Face config.json or its fo
 TOPOLOGY_HELP = "A bundled name, name:NODES, or a YAML file."
 SET_HELP = "Fix some of pp, dp, cp, ep, tp, zero, micro_batch, recompute, schedule, virtual_stages."
 BATCH_HELP = "Samples per step; without it, about 4 Mi tokens."
-SEQ_HELP = "Tokens per sample; without it, 4096."
+SEQ_HELP = "Tokens per sample; without it, what the model says."
 PASTE_HELP = "A paste of `nvidia-smi topo -m`, logs of nccl-tests; - is the standard input."
 DTYPE_HELP = "bf16 (default where the device has it), fp16, fp32."
 

@@ -26,7 +26,7 @@ from .estimate import collectives, compute
 from .estimate.frameworks import FRAMEWORKS
 from .graph import DTYPE_BYTES, Block, Graph
 from .graph_cache import TraceOptions, load_or_trace
-from .options import DEFAULT_SEQ_LEN, check_names, check_pins, check_sizes, choose_dtype, job_from_options
+from .options import check_names, check_pins, check_sizes, choose_dtype, job_from_options
 from .plan import ClusterInfo, Infeasible, Link, ModelInfo, Plan
 from .problem import BlockFacts, Outcome, Pricing, SearchProblem, SearchProgress
 from .profile import OPTIMIZERS, Framework, Job
@@ -74,7 +74,8 @@ def suggest(
             of (batch, seq) that returns one.
         topology: a bundled name (`dgx-h100:8` for eight nodes), a YAML file, or a `Topology`.
         global_batch: samples per optimizer step; default about 4M tokens.
-        seq_len: tokens per sample given to `example_inputs`.
+        seq_len: tokens per sample given to `example_inputs`; default what the model says: the default of
+            its `seq` parameter, or a configuration's longest sequence, up to 8,192.
         dtype: `bf16`, `fp16` or `fp32`; default the first that the device computes in.
         pins: choices to keep: mesh axes (`tp`, ...), `zero`, `micro_batch`, `recompute`, `schedule`.
         nodes: overrides the topology's number of nodes.
@@ -93,14 +94,22 @@ def suggest(
     chosen = choose_dtype(dtype, cluster.device)
     tell = progress or (lambda _: None)
     tell("tracing the model")
-    options = TraceOptions(seq_len=seq_len or DEFAULT_SEQ_LEN, dtype=chosen, mode=mode)
-    graph = _graph(model, options, example_inputs, loss, cache=cache, cache_dir=cache_dir)
+    graph = load_graph(
+        model,
+        seq_len=seq_len,
+        dtype=chosen,
+        mode=mode,
+        example_inputs=example_inputs,
+        loss=loss,
+        cache=cache,
+        cache_dir=cache_dir,
+    )
     source = model if isinstance(model, str) else type(model).__name__
     job = job_from_options(
         mode=mode,
         objective=objective,
         global_batch=global_batch,
-        seq_len=seq_len if has_dim(graph, SEQUENCE) else 1,
+        seq_len=graph.seq_len if has_dim(graph, SEQUENCE) else 1,
         dtype=chosen,
         optimizer=optimizer,
         framework=framework,
@@ -116,15 +125,19 @@ def _resized(topology: Topology, nodes: int | None) -> Topology:
     return topology if nodes is None else topology.with_nodes(nodes)
 
 
-def _graph(
+def load_graph(
     model: str | nn.Module,
-    options: TraceOptions,
-    example_inputs: Any,
-    loss: Callable[..., Any] | None,
     *,
-    cache: bool,
-    cache_dir: Path | None,
+    seq_len: int | None,
+    dtype: str,
+    mode: str = "train",
+    example_inputs: Any = None,
+    loss: Callable[..., Any] | None = None,
+    cache: bool = True,
+    cache_dir: Path | None = None,
 ) -> Graph:
+    """The graph of a model, from the cache or traced; arguments as for `suggest`."""
+    options = TraceOptions(seq_len=seq_len, dtype=dtype, mode=mode)
     if isinstance(model, str):
         return build(load_or_trace(model, options, cache_dir=cache_dir, use_cache=cache))
     from .trace import trace_source  # a module is at hand, so torch is loaded already

@@ -11,10 +11,11 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from ...planner.plan import Plan
+from ...planner.plan import Infeasible, Plan
 from .. import words
 from ..compare import Comparison, compare
 from ..explain import Paragraph, explain
+from ..why import Pins, pins_in_words, why_sentences
 from .tables import Heading, literal, number, table
 from .tables import words as column
 from .verdict import title, verdict
@@ -46,6 +47,16 @@ def render_comparison(left: Plan, right: Plan, names: tuple[str, str]) -> Render
     parts += [Heading("Step time, ms"), Padding(_times(found, names), (0, 0, 1, 0))]
     parts += [Heading("Memory of the fullest device, GiB"), Padding(_memory(found, names), (0, 0, 1, 0))]
     parts.append(literal(_verdict(found, names), "bold"))
+    return Constrain(Group(*parts), MAX_COLUMNS)
+
+
+def render_why(plan: Plan, pinned: Plan | Infeasible, pins: Pins) -> RenderableType:
+    """The reasons, then the comparison they come from."""
+    reasons = why_sentences(plan, pinned, pins)
+    parts: list[RenderableType] = [Heading(f"Why not {pins_in_words(pins)}"), literal(reasons[0], "bold")]
+    parts += [literal(f"- {reason}") for reason in reasons[1:]]
+    if isinstance(pinned, Plan):
+        parts += ["", render_comparison(plan, pinned, ("plan", pins_in_words(pins)))]
     return Constrain(Group(*parts), MAX_COLUMNS)
 
 

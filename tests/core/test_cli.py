@@ -46,6 +46,7 @@ FLAGS = {
     },
     "explain": {"--json"},
     "compare": {"--json"},
+    "why": {"--set", "--model", "--topology", "-t", "--json"},
     "export": {"--to", "--output", "-o", "--json", "--quiet", "-q"},
     "profile": {
         "--output", "-o", "--quick", "--resume", "--no-resume", "--budget", "--redact", "--quiet", "-q",
