@@ -14,6 +14,9 @@ from ..planner.mesh import AXES
 from ..planner.plan import Plan
 from . import words
 
+HASH_SHOWN = 12
+"""Characters of a hash that a reader compares."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
@@ -84,22 +87,27 @@ def _joined(left: dict[str, float], right: dict[str, float]) -> tuple[tuple[str,
 
 def _warnings(left: Plan, right: Plan) -> Iterable[str]:
     pairs = {
-        "models": (left.model.graph_hash, right.model.graph_hash, left.model.name, right.model.name),
-        "clusters": (
-            (left.cluster.topology_hash, left.cluster.devices),
-            (right.cluster.topology_hash, right.cluster.devices),
-            f"{left.cluster.devices} x {left.cluster.device}",
-            f"{right.cluster.devices} x {right.cluster.device}",
-        ),
-        "jobs": (left.job, right.job, _job(left), _job(right)),
+        "models": (_model(left), _model(right)),
+        "clusters": (_cluster(left), _cluster(right)),
+        "jobs": (_job(left), _job(right)),
     }
-    for what, (first, second, name, other) in pairs.items():
+    for what, (first, second) in pairs.items():
         if first != second:
-            yield f"the plans are for different {what}: {name} and {other}"
+            yield f"the plans are for different {what}: {first} and {second}"
+
+
+def _model(plan: Plan) -> str:
+    return f"{plan.model.name} (graph {plan.model.graph_hash[:HASH_SHOWN]})"
+
+
+def _cluster(plan: Plan) -> str:
+    cluster = plan.cluster
+    return f"{cluster.devices} x {cluster.device} (topology {cluster.topology_hash[:HASH_SHOWN]})"
 
 
 def _job(plan: Plan) -> str:
     job = plan.job
     return (
-        f"batch {job.global_batch:,} of {job.seq_len:,} in {job.dtype} with {job.optimizer} ({job.framework})"
+        f"{job.mode} for {job.objective}, batch {job.global_batch:,} of {job.seq_len:,} in {job.dtype} "
+        f"with {job.optimizer} as {job.framework} runs it"
     )

@@ -95,7 +95,7 @@ def _deviations(plan: Plan) -> Iterator[str]:
         )
     if plan.mesh.tp > 1:
         yield "tensor parallelism follows the model's own tp_plan; the target hf writes the planned one"
-    if plan.sequence_parallel and plan.mesh.tp > 1:
+    if facts.activation_split(plan) and plan.mesh.tp > 1:
         yield "activations are split over the sequence only where that tp_plan says so"
     yield (
         f"the microbatch of {plan.micro_batch}, the global batch of {plan.job.global_batch} and the "

@@ -80,7 +80,7 @@ def _deviations(plan: Plan) -> Iterator[str]:
             f"the JSON cannot say which layers recompute: wrap {some} of {counts.total()} layers yourself; "
             f"{facts.recompute_everywhere(plan, 'full')} if all are"
         )
-    if plan.sequence_parallel and mesh.tp > 1:
+    if facts.activation_split(plan) and mesh.tp > 1:
         yield (
             "automatic tensor parallelism does not split activations over the sequence: norms and residuals "
             f"are whole on every rank of tp={mesh.tp}, so activations need more memory than predicted"

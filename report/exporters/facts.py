@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 
 from ...planner.errors import PlanError
 from ...planner.plan import Plan
@@ -75,6 +76,37 @@ def vocabulary(plan: Plan) -> int | None:
         if dim == "vocab"
     ]
     return max(sizes, default=None)
+
+
+def activation_split(plan: Plan) -> str | None:
+    """The dim along which activations between layers are split over tp: `sequence`, `batch`, or None.
+
+    Splitting either moves the same bytes; frameworks know the one over the sequence.
+    """
+    if plan.sequence_parallel:
+        return "sequence"
+    splits = [split for split in plan.splits if split.axis == "tp" and "norm" in split.op]
+    return "batch" if splits and all(split.dim == "batch" for split in splits) else None
+
+
+def embedding_splits(plan: Plan) -> tuple[str, ...]:
+    """Dims over which embedding tables are split on tp."""
+    found = [s.dim for s in plan.splits if s.axis == "tp" and s.op == "embedding" and s.dim]
+    return tuple(dict.fromkeys(found))
+
+
+def layout_deviations(plan: Plan, target: str) -> Iterator[str]:
+    """Where a target's fixed tensor-parallel layout (vocabulary, sequence) is not the planned one."""
+    if plan.mesh.tp == 1:
+        return
+    if activation_split(plan) == "batch":
+        yield (
+            f"activations between layers are split over the batch; {target} splits them over the sequence: "
+            "the same bytes, moved by the same collectives"
+        )
+    for dim in embedding_splits(plan):
+        if dim != "vocab":
+            yield f"the embedding is split over {dim}; {target} splits it over the vocabulary"
 
 
 # --------------------------------------------------------------------------- sizes

@@ -57,7 +57,7 @@ def _parallel(plan: Plan) -> Iterator[Flag]:
         yield "--expert-model-parallel-size", str(mesh.ep)
         yield "--expert-tensor-parallel-size", str(mesh.tp)
         yield "--moe-token-dispatcher-type", "alltoall"
-    if plan.sequence_parallel and mesh.tp > 1:
+    if facts.activation_split(plan) and mesh.tp > 1:
         yield ("--sequence-parallel",)
     if _pp_inside(plan):
         yield ("--use-tp-pp-dp-mapping",)
@@ -150,6 +150,7 @@ def _deviations(plan: Plan) -> Iterator[str]:
     yield from _schedule(plan)
     yield from _modes(plan)
     yield from _vocabulary(plan)
+    yield from facts.layout_deviations(plan, "Megatron")
     yield from _whole_ops(plan)
 
 

@@ -41,8 +41,8 @@ def _config(plan: Plan) -> dict[str, Any]:
             "context_parallel_size": mesh.cp,
             "expert_parallel_size": mesh.ep,
             "pp_engine": _engine(plan),
-            "tp_mode": "REDUCE_SCATTER" if plan.sequence_parallel else "ALL_REDUCE",
-            "tp_linear_async_communication": plan.sequence_parallel,
+            "tp_mode": "REDUCE_SCATTER" if facts.activation_split(plan) else "ALL_REDUCE",
+            "tp_linear_async_communication": facts.activation_split(plan) is not None,
             "recompute_layer": facts.recompute_counts(plan)["full"] > 0,
         },
         "tokens": {
@@ -72,6 +72,7 @@ def _deviations(plan: Plan) -> Iterator[str]:
         if not facts.is_even(plan):
             chunks = ", ".join(map(str, facts.chunks(plan)))
             yield f"nanotron cuts stages by its own costs: the planned {chunks} layers cannot be given"
+    yield from facts.layout_deviations(plan, "nanotron")
     counts = facts.recompute_counts(plan)
     if counts["full"] and counts["full"] < counts.total():
         yield f"every layer is recomputed, not {counts['full']}: {facts.recompute_everywhere(plan, 'full')}"

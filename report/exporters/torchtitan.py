@@ -76,7 +76,7 @@ def _parallelism(plan: Plan) -> Iterator[tuple[str, str]]:
         "data_parallel_shard_degree": shards,
         "fsdp_reshard_after_forward": "always" if plan.zero_stage == 3 else "never",
         "tensor_parallel_degree": mesh.tp,
-        "enable_sequence_parallel": plan.sequence_parallel,
+        "enable_sequence_parallel": facts.activation_split(plan) is not None,
         "context_parallel_degree": mesh.cp,
         "expert_parallel_degree": mesh.ep,
         "pipeline_parallel_degree": mesh.pp,
@@ -140,6 +140,7 @@ def _deviations(plan: Plan) -> Iterator[str]:
         )
     if plan.mesh.pp > 1 and plan.schedule not in list(SCHEDULES):
         yield f"the schedule {plan.schedule} becomes 1F1B: {facts.other_schedule(plan, Schedule.ONE_F_ONE_B)}"
+    yield from facts.layout_deviations(plan, "torchtitan")
     policy, counts = _policy(plan), facts.recompute_counts(plan)
     if policy != "none" and counts[policy] < counts.total():
         yield (

@@ -186,6 +186,28 @@ def test_expert_parallelism_is_named():
     assert megatron(mixtral_8x7b())["--expert-model-parallel-size"] == ["8"]
 
 
+def test_norms_split_over_the_batch_become_sequence_parallelism():
+    plan = llama3_8b()
+    splits = tuple(
+        replace(split, dim="batch") if split.axis == "tp" and split.dim == "sequence" else split
+        for split in plan.splits
+    )
+    plan = replace(plan, sequence_parallel=False, splits=splits)
+    exported = export(plan, "megatron")
+    assert "--sequence-parallel" in exported.files["megatron_args.sh"]
+    assert any(
+        "split over the batch; Megatron splits them over the sequence" in d for d in exported.deviations
+    )
+
+
+def test_an_embedding_split_over_hidden_is_stated():
+    plan = llama3_8b()
+    splits = tuple(replace(s, dim="hidden") if s.op == "embedding" else s for s in plan.splits)
+    for to in ("megatron", "torchtitan", "nanotron"):
+        deviations = export(replace(plan, splits=splits), to).deviations
+        assert any("the embedding is split over hidden" in d for d in deviations)
+
+
 # --------------------------------------------------------------------------- torchtitan
 
 
