@@ -80,6 +80,9 @@ def test_deepspeed_reads_its_json():
     pytest.importorskip("deepspeed")
     from deepspeed.runtime.config import DeepSpeedConfig
 
-    plan = replace(samples().llama3_8b(), mesh=Mesh(dp=64), zero_stage=3, num_microbatches=2)
-    config = DeepSpeedConfig(json.loads(export(plan, "deepspeed").files["ds_config.json"]))
+    plan = samples().llama3_8b()
+    alone = replace(
+        plan, mesh=Mesh(), zero_stage=3, num_microbatches=2, job=replace(plan.job, global_batch=2)
+    )
+    config = DeepSpeedConfig(json.loads(export(alone, "deepspeed").files["ds_config.json"]))
     assert (config.zero_optimization_stage, config.gradient_accumulation_steps) == (3, 2)
