@@ -13,6 +13,6 @@ def build_model() -> GPT:
     return GPT(Config(layers=12, hidden=768, heads=12, vocab=VOCAB, positions=1024, dropout=0.1))
 
 
-def example_inputs(batch: int, seq: int) -> tuple[torch.Tensor]:
+def example_inputs(batch: int, seq: int = 1024) -> tuple[torch.Tensor]:
     """Random token ids; at most 1024 a sequence."""
     return (torch.randint(0, VOCAB, (batch, seq)),)

@@ -13,6 +13,6 @@ def build_model() -> GPT:
     return GPT(Config(layers=96, hidden=12288, heads=96, vocab=VOCAB, positions=2048))
 
 
-def example_inputs(batch: int, seq: int) -> tuple[torch.Tensor]:
+def example_inputs(batch: int, seq: int = 2048) -> tuple[torch.Tensor]:
     """Random token ids; at most 2048 a sequence."""
     return (torch.randint(0, VOCAB, (batch, seq)),)

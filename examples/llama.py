@@ -108,7 +108,7 @@ class Llama(nn.Module):
         return self.head(self.norm(x))
 
 
-def example_inputs(batch: int, seq: int) -> tuple[torch.Tensor]:
+def example_inputs(batch: int, seq: int = 8192) -> tuple[torch.Tensor]:
     """Random token ids."""
     return (torch.randint(0, 128_256, (batch, seq)),)
 

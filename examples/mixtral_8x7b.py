@@ -109,7 +109,7 @@ def build_model() -> Mixtral:
     return Mixtral(Config())
 
 
-def example_inputs(batch: int, seq: int) -> tuple[torch.Tensor]:
+def example_inputs(batch: int, seq: int = 4096) -> tuple[torch.Tensor]:
     """Random token ids."""
     return (torch.randint(0, Config.vocab, (batch, seq)),)
 

@@ -24,12 +24,19 @@ from typing import Any
 from .errors import ModelError, did_you_mean
 from .graph import Node, Ref, Repeat, Saved, TracedGraph, Value
 
+DEFAULT_SEQ_LEN = 4096
+"""Tokens per sample when neither the user nor the model says: Llama 2's (arXiv:2307.09288, sec. 2.2)."""
+LONGEST_DEFAULT_SEQ_LEN = 8192
+"""Most tokens per sample that a model's own limit stands for: long contexts are reached by training at
+this length first (Llama 3, arXiv:2407.21783, sec. 3.4)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceOptions:
     """What is asked of a trace: the shapes of the example, the dtype of the parameters, and the mode."""
 
-    seq_len: int
+    seq_len: int | None = None
+    """None: what the model says, which the traced graph then holds."""
     batch: int = 2
     dtype: str = "bf16"
     mode: str = "train"

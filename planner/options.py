@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from .cost import Recompute
 from .errors import OptionError, did_you_mean
 from .estimate.frameworks import FRAMEWORKS
+from .graph_cache import DEFAULT_SEQ_LEN
 from .mesh import AXES
 from .plan import Plan
 from .profile import OPTIMIZERS, Job
@@ -34,8 +35,6 @@ WORD_PINS = {"recompute": tuple(map(str, Recompute)), "schedule": tuple(map(str,
 """Pins whose values are words, and which."""
 PIN_KEYS = (*AXES, "zero", "micro_batch", "recompute", "schedule", "virtual_stages")
 
-DEFAULT_SEQ_LEN = 4096
-"""Tokens per sample when none is given: the context length of Llama 2 (arXiv:2307.09288, sec. 2.2)."""
 DEFAULT_STEP_TOKENS = 4 * 2**20
 """Tokens per optimizer step when no batch is given: the 4M of Llama 2 (arXiv:2307.09288, sec. 2.2)."""
 DEFAULT_SAMPLES_PER_DEVICE = 1024

@@ -16,19 +16,28 @@ from torch import nn
 
 from ..errors import ModelError, TraceError
 from ..graph import Node, Repeat, TracedGraph, Value
-from ..graph_cache import TraceOptions, content_hash, find_source, split_factory
+from ..graph_cache import DEFAULT_SEQ_LEN, TraceOptions, content_hash, find_source, split_factory
 from .export import LossFunction, WithLoss, export
 from .huggingface import from_config
 from .read import Program, flatten, read
 from .repeats import Cut, differing_layers, find_cuts, observed_repeats
 from .saved import with_saved_tensors
-from .source import Loaded, from_file, load_export, meta_copy, prepare, python_file, split_inputs
+from .source import (
+    Loaded,
+    from_file,
+    load_export,
+    meta_copy,
+    own_seq_len,
+    prepare,
+    python_file,
+    split_inputs,
+)
 
 
 def trace_source(
     source: str | nn.Module,
     *,
-    seq_len: int,
+    seq_len: int | None = None,
     example_inputs: Any = None,
     loss: LossFunction | None = None,
     batch: int = 2,
@@ -40,7 +49,7 @@ def trace_source(
     Args:
         source: `model.py[:factory]`, a Hugging Face `config.json` or its folder, a `.pt2` file, or an
             `nn.Module`, whose weights are neither read nor moved.
-        seq_len: sequence length given to `example_inputs`.
+        seq_len: sequence length given to `example_inputs`; default what the model says.
         example_inputs: for an `nn.Module`: a tuple of arguments, a dict of keyword arguments, or a
             function of (batch, seq) that returns one.
         loss: for an `nn.Module`: a function of (outputs, inputs); default as in a model file.
@@ -57,7 +66,7 @@ def trace_source(
         if isinstance(source, nn.Module):
             traced = _trace(_from_module(source, example_inputs, loss, options), training=training)
         elif (path := find_source(source)).suffix == ".pt2":
-            traced = _read_export(path, training=training)
+            traced = _read_export(path, options, training=training)
         elif path.suffix == ".json":
             traced = _trace(from_config(path, options), training=training)
         else:
@@ -70,11 +79,14 @@ def trace_source(
 def _from_module(model: nn.Module, inputs: Any, loss: LossFunction | None, options: TraceOptions) -> Loaded:
     if inputs is None:
         raise ModelError("a model given as nn.Module needs example_inputs: a tuple, a dict or a function")
+    seq_len = options.seq_len or DEFAULT_SEQ_LEN
     if callable(inputs):
+        seq_len = options.seq_len or own_seq_len(inputs)
         with torch.device("meta"):
-            inputs = inputs(options.batch, options.seq_len)
+            inputs = inputs(options.batch, seq_len)
     args, kwargs = split_inputs(inputs, "example_inputs")
-    return prepare(type(model).__name__, meta_copy(model), args, kwargs, loss, dtype=options.dtype)
+    name = type(model).__name__
+    return prepare(name, meta_copy(model), args, kwargs, loss, dtype=options.dtype, seq_len=seq_len)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +97,7 @@ class _Traced:
     output: str
     parameters: int
     trainable_parameters: int
+    seq_len: int = DEFAULT_SEQ_LEN
     repeats: tuple[Repeat, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -94,7 +107,7 @@ def _graph(traced: _Traced, source: str, options: TraceOptions) -> TracedGraph:
         name=traced.name,
         source=source,
         batch=options.batch,
-        seq_len=options.seq_len,
+        seq_len=traced.seq_len,
         dtype=options.dtype,
         values=traced.values,
         nodes=traced.nodes,
@@ -142,10 +155,10 @@ def _trace_cut(loaded: Loaded, cuts: tuple[Cut, ...], *, training: bool) -> _Tra
     different = differing_layers(repeats, traced.values, traced.nodes)
     if different:
         raise TraceError(different)
-    return replace(traced, repeats=repeats)
+    return replace(traced, repeats=repeats, seq_len=loaded.seq_len)
 
 
-def _read_export(path: Path, *, training: bool) -> _Traced:
+def _read_export(path: Path, options: TraceOptions, *, training: bool) -> _Traced:
     """Read a `.pt2` file; its output should be the loss."""
     exported = load_export(path)
     program = flatten(exported, wrapped=False)
@@ -153,7 +166,15 @@ def _read_export(path: Path, *, training: bool) -> _Traced:
     warnings = traced.warnings
     if training and traced.values[traced.output].shape:
         warnings += (f"{path.name} does not end in a loss: the backward pass starts at {traced.output}",)
-    return replace(traced, repeats=observed_repeats(traced.values, traced.nodes), warnings=warnings)
+    repeats = observed_repeats(traced.values, traced.nodes)
+    seq_len = options.seq_len or _exported_seq_len(traced.values)
+    return replace(traced, repeats=repeats, warnings=warnings, seq_len=seq_len)
+
+
+def _exported_seq_len(values: dict[str, Value]) -> int:
+    """Columns of the first input that holds token ids: whole numbers, batch by sequence."""
+    ids = (v for v in values.values() if v.kind == "input" and v.dtype == "int64" and len(v.shape) == 2)
+    return next((value.shape[1] for value in ids), DEFAULT_SEQ_LEN)
 
 
 def _read(name: str, program: Program, parameters: list[nn.Parameter], *, training: bool) -> _Traced:

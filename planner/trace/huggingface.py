@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..errors import ModelError, did_you_mean
-from ..graph_cache import TraceOptions
+from ..graph_cache import DEFAULT_SEQ_LEN, LONGEST_DEFAULT_SEQ_LEN, TraceOptions
 from .export import default_loss, describe, silence
 from .source import Loaded, prepare
 
@@ -30,6 +30,10 @@ AUTO_MAPPINGS = (
     "MODEL_MAPPING",
 )
 """Where to look for a class when the configuration names none, in this order."""
+LENGTHS = ("max_position_embeddings", "max_target_positions", "n_positions", "max_seq_len", "seq_length")
+"""Where configurations say how long a sequence may be."""
+POSITIONS_AFTER_PADDING = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer")
+"""Kinds whose positions are counted from the padding token's id: they have so many fewer."""
 AUDIO_FRAMES = 3000
 """Mel frames of one example for speech models: 30 s at 10 ms a frame."""
 
@@ -53,13 +57,24 @@ def from_config(path: Path, options: TraceOptions) -> Loaded:
             _use_causal_flag(model)
     except Exception as error:
         raise ModelError(f"{path.name}: {model_class.__name__} cannot be built: {describe(error)}") from None
+    seq_len = options.seq_len or _own_seq_len(config)
     try:
         with torch.device("meta"):
-            inputs = _inputs(model, options.batch, options.seq_len)
+            inputs = _inputs(model, options.batch, seq_len)
     except AttributeError as error:
         raise ModelError(f"{path.name}: {_write_a_file(model)} ({describe(error)})") from None
     name = path.parent.resolve().name if path.name == "config.json" else path.stem
-    return prepare(name, model, (), inputs, default_loss, dtype=options.dtype)
+    return prepare(name, model, (), inputs, default_loss, dtype=options.dtype, seq_len=seq_len)
+
+
+def _own_seq_len(config: Any) -> int:
+    """The longest sequence that the configuration allows, within what training at full length takes."""
+    config = config.get_text_config()
+    limits = (getattr(config, name, None) for name in LENGTHS)
+    longest = next((limit for limit in limits if isinstance(limit, int) and limit > 0), DEFAULT_SEQ_LEN)
+    if config.model_type in POSITIONS_AFTER_PADDING:
+        longest -= config.pad_token_id + 1
+    return min(longest, LONGEST_DEFAULT_SEQ_LEN)
 
 
 def _read_config(path: Path, transformers: Any) -> Any:

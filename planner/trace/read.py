@@ -214,7 +214,7 @@ class _Reader:
         return tuple(names)
 
     def _rename_mutated(self, node: fx.Node) -> fx.Node | None:
-        """Later readers of what an in-place op wrote read its result. Returns the written tensor if a view."""
+        """Later readers of what an in-place op wrote read its result; returns what it wrote if a view."""
         schema = getattr(node.target, "_schema", None)
         for argument, value in zip(schema.arguments if schema else (), node.args, strict=False):
             written = argument.alias_info is not None and argument.alias_info.is_write

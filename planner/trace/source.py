@@ -23,7 +23,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..errors import ModelError, did_you_mean
-from ..graph_cache import TraceOptions
+from ..graph_cache import DEFAULT_SEQ_LEN, TraceOptions
 from .export import LossFunction, default_loss, describe, silence
 
 DEFAULT_FACTORY = "build_model"
@@ -42,6 +42,7 @@ class Loaded:
     args: tuple
     kwargs: dict[str, Any]
     loss: LossFunction
+    seq_len: int
 
 
 @contextlib.contextmanager
@@ -95,9 +96,22 @@ def from_file(module: ModuleType, path: Path, factory: str | None, options: Trac
                 f"{path.name}: {factory or DEFAULT_FACTORY}() returned {type(model).__name__}, "
                 "expected a torch.nn.Module"
             )
-        inputs = call(function_of(module, "example_inputs", path), path, options.batch, options.seq_len)
+        examples = function_of(module, "example_inputs", path)
+        seq_len = options.seq_len or own_seq_len(examples)
+        inputs = call(examples, path, options.batch, seq_len)
     args, kwargs = split_inputs(inputs, f"{path.name}: example_inputs(batch, seq)")
-    return prepare(path.stem, model, args, kwargs, getattr(module, "loss", None), dtype=options.dtype)
+    loss = getattr(module, "loss", None)
+    return prepare(path.stem, model, args, kwargs, loss, dtype=options.dtype, seq_len=seq_len)
+
+
+def own_seq_len(example_inputs: Callable) -> int:
+    """The sequence length that `example_inputs(batch, seq=...)` has as its default."""
+    try:
+        parameters = list(inspect.signature(example_inputs).parameters.values())
+    except (TypeError, ValueError):  # a callable that cannot be inspected
+        return DEFAULT_SEQ_LEN
+    own = parameters[1].default if len(parameters) > 1 else None
+    return own if isinstance(own, int) and own > 0 else DEFAULT_SEQ_LEN
 
 
 def load_export(path: Path) -> torch.export.ExportedProgram:
@@ -156,7 +170,14 @@ def split_inputs(inputs: Any, what: str) -> tuple[tuple, dict[str, Any]]:
 
 
 def prepare(
-    name: str, model: nn.Module, args: tuple, kwargs: dict[str, Any], loss: LossFunction | None, *, dtype: str
+    name: str,
+    model: nn.Module,
+    args: tuple,
+    kwargs: dict[str, Any],
+    loss: LossFunction | None,
+    *,
+    dtype: str,
+    seq_len: int,
 ) -> Loaded:
     """Move everything to meta and floating-point tensors to the training dtype."""
     wanted = DTYPES.get(dtype)
@@ -172,7 +193,9 @@ def prepare(
 
     model = model.to("meta").to(wanted)
     args, kwargs = pytree.tree_map(move, (args, kwargs))
-    return Loaded(name=name, module=model, args=args, kwargs=kwargs, loss=loss or default_loss)
+    return Loaded(
+        name=name, module=model, args=args, kwargs=kwargs, loss=loss or default_loss, seq_len=seq_len
+    )
 
 
 def meta_copy(model: nn.Module) -> nn.Module:

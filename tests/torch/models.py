@@ -130,9 +130,9 @@ LANGUAGE = (
         vocab_size=50432, num_hidden_layers=4, full={"num_hidden_layers": 44},
     ),
     _lm(
-        "GPT-OSS 20B", "gpt_oss", hidden_size=2880, num_attention_heads=64, num_key_value_heads=8, head_dim=64,
-        intermediate_size=2880, num_local_experts=32, vocab_size=201088, num_hidden_layers=6, classes=2,
-        layer_types=SLIDING_EVERY_OTHER * 3,
+        "GPT-OSS 20B", "gpt_oss", hidden_size=2880, num_attention_heads=64, num_key_value_heads=8,
+        head_dim=64, intermediate_size=2880, num_local_experts=32, vocab_size=201088, num_hidden_layers=6,
+        classes=2, layer_types=SLIDING_EVERY_OTHER * 3,
         full={"num_hidden_layers": 24, "layer_types": SLIDING_EVERY_OTHER * 12},
     ),
     _lm(

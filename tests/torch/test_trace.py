@@ -342,6 +342,13 @@ def test_a_model_file_may_import_its_neighbours(model_file: Path, tmp_path_facto
     assert trace_source(str(other / "model.py"), seq_len=5).parameters == 30 * 4 + 4
 
 
+def test_a_model_file_may_say_how_long_a_sequence_is(model_file: Path):
+    assert trace_source(str(model_file)).seq_len == 4096
+    model_file.write_text(GOOD.replace("(batch, seq):", "(batch, seq=7):"))
+    assert trace_source(str(model_file)).seq_len == 7
+    assert trace_source(str(model_file), seq_len=5).seq_len == 5
+
+
 def test_the_loss_of_a_model_file_sees_outputs_and_inputs(model_file: Path):
     model_file.write_text(
         GOOD + "\ndef loss(outputs, inputs):\n    return (outputs - inputs[0].sum()).square().mean()\n"

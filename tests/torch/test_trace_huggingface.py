@@ -88,6 +88,21 @@ def test_sliding_attention_keeps_its_mask_where_it_matters(tmp_path: Path):
     assert long.args[3] is not None
 
 
+LENGTHS = {
+    "the configuration's": (LLAMA | {"max_position_embeddings": 512}, 512),
+    "the kind's": ({"model_type": "gpt2", "n_embd": 32, "n_head": 4, "n_layer": 1, "vocab_size": 128}, 1024),
+    "at most 8192": (LLAMA | {"max_position_embeddings": 131072, "num_hidden_layers": 1}, 8192),
+    "after padding": (SMALL | {"model_type": "roberta", "max_position_embeddings": 514}, 512),
+}
+
+
+@pytest.mark.parametrize("case", LENGTHS)
+def test_a_configuration_says_how_long_a_sequence_is(tmp_path: Path, case: str):
+    config, length = LENGTHS[case]
+    assert trace(tmp_path, config, seq_len=None).seq_len == length
+    assert trace(tmp_path, config, seq_len=16).seq_len == 16
+
+
 def test_experts_are_grouped_products(tmp_path: Path):
     graph = trace(tmp_path, CONFIGS["mixtral"][0] | {"experts_implementation": "eager"})
     assert [node.target for node in graph.nodes].count("aten._grouped_mm.default") == 4
