@@ -29,7 +29,7 @@ def read(flags: Flags) -> Reading:
         "tp": size(here, "tensor-parallel-degree"),
         "zero": _titan_zero(here, pp),
         "micro_batch": _titan_micro_batch(here, pp, seq_len),
-        "recompute": text_of(flags, "activation-checkpoint.mode"),
+        "recompute": _recompute(flags),
         "dp": _titan_dp(here, ep),
     }
     if pp > 1:
@@ -72,6 +72,14 @@ def _titan_micro_batch(here: Flags, pp: int, seq_len: int | None) -> int | None:
     return number(here, "local-batch-size", "batch-size")
 
 
+def _recompute(flags: Flags) -> str | None:
+    """The policy, said as a subcommand (`activation-checkpoint:full`) or, earlier, by a flag."""
+    words = [word.replace("_", "-") for values in flags.values() for word in values]
+    said = [word.partition(":")[2] for word in words if word.startswith("activation-checkpoint:")]
+    mode = said[-1] if said else text_of(flags, "activation-checkpoint.mode")
+    return mode if mode in ("none", "selective", "full") else None
+
+
 def _titan_schedule(name: str) -> str:
     if name not in TITAN_SCHEDULES:
         raise OptionError(
@@ -86,5 +94,5 @@ def _titan_notes(here: Flags, flags: Flags) -> Iterator[str]:
         yield f"hybrid sharding over {replicas} replicas is checked as sharding over all data-parallel ranks"
     if "module-fqns-per-model-part" in here:
         yield "which layers each stage holds is chosen here, not taken from the line"
-    if "activation-checkpoint.mode" not in flags:
-        yield "the line does not say what is recomputed: it is chosen here"
+    if _recompute(flags) is None:
+        yield "what is recomputed is chosen here: the line does not name none, selective or full"

@@ -87,7 +87,14 @@ def test_a_torchtitan_line():
         "pp": 2, "cp": 1, "ep": 1, "tp": 4, "dp": 4, "zero": 2, "micro_batch": 2, "schedule": "interleaved",
     }  # fmt: skip
     assert line.options == {"global_batch": 64, "seq_len": 8192, "framework": "torch"}
-    assert line.notes == ("the line does not say what is recomputed: it is chosen here",)
+    assert line.notes == (
+        "what is recomputed is chosen here: the line does not name none, selective or full",
+    )
+
+
+@pytest.mark.parametrize("words", ["activation_checkpoint:full", "--activation_checkpoint.mode full"])
+def test_torchtitans_recomputation_is_a_subcommand_or_a_flag(words: str):
+    assert read(f"--parallelism.tensor_parallel_degree 2 {words}").pins["recompute"] == "full"
 
 
 def test_torchtitans_experts_live_on_its_data_parallel_ranks():
