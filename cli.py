@@ -114,6 +114,8 @@ FromArgs = Annotated[str | None, _option("--from-args", "LINE", FROM_ARGS_HELP)]
 Compare = Annotated[
     bool, typer.Option("--compare/--no-compare", help="Also search for a better plan, briefly.")
 ]
+Strict = Annotated[bool, _option("--strict", None, "An op without a sharding rule is an error.")]
+Ops = Annotated[bool, _option("--ops", None, "List the ops by kind and by module.")]
 NoCache = Annotated[bool, _option("--no-cache", None, "Trace the model again and keep no graph.")]
 Output = Annotated[Path | None, _option("--output/-o", "FILE", "Write the plan (YAML) to this file.")]
 ProfileOutput = Annotated[
@@ -213,6 +215,7 @@ def suggest(
     optimizer: OptimizerName = None,
     top: Top = 5,
     time_limit: TimeLimit = None,
+    strict: Strict = False,
     no_cache: NoCache = False,
     output: Output = None,
     report: Report = None,
@@ -223,7 +226,7 @@ def suggest(
     options = {
         "global_batch": global_batch, "seq_len": seq_len, "mode": mode, "objective": objective,
         "framework": framework, "dtype": dtype, "optimizer": optimizer,
-        "top": top, "time_limit_s": time_limit, "cache": not no_cache,
+        "top": top, "time_limit_s": time_limit, "strict": strict or None, "cache": not no_cache,
     }  # fmt: skip
     _check_output(output)
     _check_report(report, "--report")
@@ -238,6 +241,45 @@ def suggest(
     else:
         _print_report(answer)
     _leave(answer)
+
+
+@app.command(
+    epilog="""Examples:
+
+    tpplan trace examples/llama3_8b.py
+
+    tpplan trace config.json --ops --strict"""
+)
+def trace(
+    model: Model,
+    seq_len: SeqLen = None,
+    dtype: Dtype = None,
+    ops: Ops = False,
+    strict: Strict = False,
+    no_cache: NoCache = False,
+    json_: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Show what planning sees of a model: its blocks, its ops, and which of them have a sharding rule."""
+    from .planner import coverage
+    from .planner.options import DTYPES, check_names, check_sizes
+    from .report import trace_table
+
+    check_sizes(seq_len=seq_len)
+    check_names(dtype=dtype)
+    with _stdout_to_stderr(), _progress(quiet):
+        from .planner.suggest import load_graph
+
+        chosen = dtype or DTYPES[0]
+        graph = load_graph(model, seq_len=seq_len, dtype=chosen, cache=not no_cache, cache_dir=_cache_dir())
+    groups = coverage.by_target(graph), coverage.by_module(graph)
+    covered = coverage.covered_flops(graph)
+    if json_:
+        _print_json(trace_table.document(graph, *groups, covered_flops=covered))
+    else:
+        _console().print(trace_table.render(graph, *groups, covered_flops=covered, ops=ops))
+    if strict:
+        coverage.check_covered(graph)
 
 
 @app.command(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..topologies import load, topology_hash
 from .build import build
+from .coverage import check_covered, in_words, uncovered
 from .describe import (
     layer_lists,
     module_layouts,
@@ -64,6 +65,7 @@ def suggest(
     cache_dir: Path | None = None,
     progress: Callable[[str], None] | None = None,
     loss: Callable[..., Any] | None = None,
+    strict: bool = False,
 ) -> Plan | Infeasible:
     """Plan how to split `model` over `topology`.
 
@@ -84,6 +86,7 @@ def suggest(
         cache: whether traced graphs are kept on disk (in `cache_dir`).
         progress: called with a line of text whenever there is news.
         loss: for a module: a function of (outputs, inputs); default its own loss.
+        strict: whether an op without a sharding rule is an error.
 
     Raises:
         UserError: something given is wrong; the message says what and what would be right.
@@ -104,6 +107,8 @@ def suggest(
         cache=cache,
         cache_dir=cache_dir,
     )
+    if strict:
+        check_covered(graph)
     source = model if isinstance(model, str) else type(model).__name__
     job = job_from_options(
         mode=mode,
@@ -332,7 +337,7 @@ def _plan(
         search=found.summary,
         reasons=(*_size_reasons(graph, topology, splits), *found.reasons),
         alternatives=found.alternatives,
-        warnings=(*_warnings(graph), *found.warnings),
+        warnings=(*graph.warnings, *map(in_words, uncovered(graph, topology.device)), *found.warnings),
     )
 
 
@@ -400,11 +405,3 @@ def _size_reasons(graph: Graph, topology: Topology, splits: Splits) -> list[str]
 def _degrees(splits: Splits, placements: tuple[tuple[str, str], ...]) -> list[int]:
     sizes = {"ep": splits.ep.degree, "tp": splits.tp.degree}
     return [sizes[axis] for axis, _ in placements]
-
-
-def _warnings(graph: Graph) -> list[str]:
-    unknown = [
-        f"no sharding rule for {where}: planned whole on every rank of tp and priced by its memory traffic"
-        for where in graph.unknown
-    ]
-    return [*graph.warnings, *unknown]

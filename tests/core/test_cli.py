@@ -35,8 +35,8 @@ DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 FLAGS = {
     "suggest": {
         "--topology", "-t", "--nodes", "--global-batch", "--seq-len", "--mode", "--objective", "--set",
-        "--framework", "--dtype", "--optimizer", "--top", "--time-limit", "--no-cache", "--output", "-o",
-        "--report", "--json", "--quiet", "-q",
+        "--framework", "--dtype", "--optimizer", "--top", "--time-limit", "--strict", "--no-cache",
+        "--output", "-o", "--report", "--json", "--quiet", "-q",
     },
     "report": {"--output", "-o", "--trace", "--quiet", "-q"},
     "estimate": {
@@ -44,6 +44,7 @@ FLAGS = {
         "--set", "--framework", "--dtype", "--optimizer", "--compare", "--no-compare", "--no-cache",
         "--json", "--quiet", "-q",
     },
+    "trace": {"--seq-len", "--dtype", "--ops", "--strict", "--no-cache", "--json", "--quiet", "-q"},
     "explain": {"--json"},
     "compare": {"--json"},
     "why": {"--set", "--model", "--topology", "-t", "--json"},
