@@ -62,4 +62,8 @@ def differences(plan: Plan) -> tuple[str, ...]:
         found.append(
             f"ZeRO-{plan.zero_stage} in a pipeline: parameters are gathered and gradients reduced once a step"
         )
-    return tuple(found)
+    if plan.mesh.tp > 1 and plan.zero_stage >= 2 and plan.num_microbatches > 1:
+        found.append(
+            f"ZeRO-{plan.zero_stage}: gradients that are sums over tp are reduced with every microbatch, one by one"
+        )
+    return tuple(dict.fromkeys(found))

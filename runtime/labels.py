@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+LOSS_LABEL = "mean of the loss"
 _CURRENT: ContextVar[str] = ContextVar("label", default="")
 
 

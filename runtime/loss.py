@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from .labels import labelled
+from .labels import LOSS_LABEL, labelled
 
 LABEL = "inside cross_entropy_loss"
 
@@ -39,7 +39,7 @@ def _by_row(logits: DTensor, target: Tensor, ignore_index: int) -> DTensor:
     rows = target.chunk(mesh.size())[mesh.get_local_rank()]
     local = F.cross_entropy(logits.to_local(), rows, ignore_index=ignore_index, reduction="sum")
     partial = DTensor.from_local(local, mesh, [Partial()], run_check=False)
-    with labelled(LABEL):
+    with labelled(LOSS_LABEL):
         return partial.redistribute(placements=[Replicate()])
 
 

@@ -2,13 +2,15 @@
 
 In: calls of torch functions while the mode is on. Out: the same results on DTensors. Plain tensors
 that meet a DTensor (positions, masks, rotary tables) count as whole on every rank. A short table
-replaces three operations: attention runs on each rank's heads or samples (no CPU rule exists),
-cross-entropy works on split logits, and cutting a fused projection into its equal pieces is local.
+replaces what remains: attention runs on each rank's heads or samples (no CPU rule exists),
+cross-entropy works on split logits, taking a fused projection apart is local in both directions, and
+products and lookups of experts and tables go to the ranks that hold them (`experts`).
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -203,18 +205,93 @@ class _Pieces(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: DTensor, placed: _StridedShard) -> tuple[Tensor, ...]:
-        ctx.mesh, ctx.placed, ctx.shape, ctx.stride = x.device_mesh, placed, x.shape, x.stride()
+        ctx.mesh, ctx.placed, ctx.shape = x.device_mesh, placed, x.shape
         return tuple(piece.clone() for piece in x.to_local().chunk(placed.split_factor, placed.dim))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[DTensor, None]:
-        local = torch.cat(grads, ctx.placed.dim)
-        return (
-            DTensor.from_local(
-                local, ctx.mesh, [ctx.placed], run_check=False, shape=ctx.shape, stride=ctx.stride
-            ),
-            None,
-        )
+        return _contiguous(torch.cat(grads, ctx.placed.dim), ctx), None
+
+
+def unflatten_fused(x: Any, dim: int, sizes: Any) -> Any:
+    """`unflatten` of a fused axis cut along one of its inner factors, local in both directions."""
+    if not isinstance(x, DTensor):
+        return NotImplemented
+    (placed,) = x.placements
+    dim = dim % x.ndim
+    if not isinstance(placed, _StridedShard) or placed.dim != dim:
+        return NotImplemented
+    sizes = [n if n != -1 else x.shape[dim] // -math.prod(sizes) for n in sizes]
+    outer = next((k for k in range(len(sizes)) if math.prod(sizes[:k]) == placed.split_factor), None)
+    ranks = x.device_mesh.size()
+    if outer is None or sizes[outer] % ranks:
+        return NotImplemented
+    sizes[outer] //= ranks
+    local = _Unflattened.apply(x, dim, tuple(sizes))
+    assert isinstance(local, Tensor)
+    return DTensor.from_local(local, x.device_mesh, [Shard(dim + outer)], run_check=False)
+
+
+def view_fused(x: Any, *shape: Any) -> Any:
+    """`view` or `reshape` that does nothing but unflatten the last, fused axis."""
+    if not isinstance(x, DTensor) or not isinstance(x.placements[0], _StridedShard):
+        return NotImplemented
+    wanted = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
+    last = x.ndim - 1
+    if not all(isinstance(n, int) for n in wanted) or tuple(wanted[:last]) != tuple(x.shape[:last]):
+        return NotImplemented
+    return unflatten_fused(x, last, wanted[last:])
+
+
+class _Unflattened(torch.autograd.Function):
+    """A DTensor's local part with one axis taken apart; backward puts it together."""
+
+    @staticmethod
+    def forward(ctx: Any, x: DTensor, dim: int, sizes: tuple[int, ...]) -> Tensor:
+        ctx.mesh, ctx.placed, ctx.shape = x.device_mesh, x.placements[0], x.shape
+        ctx.first, ctx.last = dim, dim + len(sizes) - 1
+        return x.to_local().unflatten(dim, sizes).clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[DTensor, None, None]:
+        return _contiguous(grads[0].contiguous().flatten(ctx.first, ctx.last), ctx), None, None
+
+
+# --------------------------------------------------------------------------- unbind
+
+
+def unbind_whole_dim(x: Any, dim: int = 0) -> Any:
+    """`unbind` along a dim that is not cut, local in both directions (DTensor's backward gathers)."""
+    if not isinstance(x, DTensor):
+        return NotImplemented
+    (placed,) = x.placements
+    cut, dim = shard_dim(placed), dim % x.ndim
+    if cut is None or cut == dim:
+        return NotImplemented
+    after = Shard(cut if cut < dim else cut - 1)
+    if isinstance(placed, _StridedShard):
+        after = _StridedShard(after.dim, split_factor=placed.split_factor)
+    pieces = _Unbound.apply(x, dim)
+    assert isinstance(pieces, tuple)
+    return tuple(DTensor.from_local(piece, x.device_mesh, [after], run_check=False) for piece in pieces)
+
+
+class _Unbound(torch.autograd.Function):
+    """A DTensor's local part unbound; backward stacks the gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: DTensor, dim: int) -> tuple[Tensor, ...]:
+        ctx.mesh, ctx.placed, ctx.shape, ctx.dim = x.device_mesh, x.placements[0], x.shape, dim
+        return tuple(piece.clone() for piece in x.to_local().unbind(dim))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[DTensor, None]:
+        return _contiguous(torch.stack(grads, ctx.dim), ctx), None
+
+
+def _contiguous(local: Tensor, ctx: Any) -> DTensor:
+    stride = torch.empty(ctx.shape, device="meta").stride()
+    return DTensor.from_local(local, ctx.mesh, [ctx.placed], run_check=False, shape=ctx.shape, stride=stride)
 
 
 REPLACED: dict[Callable, Callable] = {
@@ -222,6 +299,12 @@ REPLACED: dict[Callable, Callable] = {
     torch._grouped_mm: grouped_product,
     F.embedding: lookup,
     F.cross_entropy: split_cross_entropy,
+    torch.unflatten: unflatten_fused,
+    Tensor.unflatten: unflatten_fused,
+    Tensor.view: view_fused,
+    Tensor.reshape: view_fused,
+    torch.unbind: unbind_whole_dim,
+    Tensor.unbind: unbind_whole_dim,
     torch.split: split_pieces,
     Tensor.split: split_pieces,
     torch.chunk: chunk_pieces,

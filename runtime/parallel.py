@@ -27,12 +27,10 @@ from .batch import Call, microbatches
 from .data import set_last_microbatch, sum_replicas
 from .forward import WholeForward
 from .gradients import clip, global_norm, sum_partial
-from .labels import labelled
+from .labels import LOSS_LABEL, labelled
 from .mesh import Meshes
 from .schedule import Pipeline
 from .ties import Tie, sum_copies
-
-LOSS_LABEL = "mean of the loss"
 
 
 class Parallel:

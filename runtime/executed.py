@@ -1,0 +1,122 @@
+"""Which collectives really run: kind, bytes, group, label.
+
+In: code run inside `record`. Out: one `Executed` per collective, in order. Bytes follow the plan's
+convention (nccl-tests'): the whole buffer of an all-reduce, the gathered output of an all-gather, the
+input of a reduce-scatter, one rank's buffer of an all-to-all, the message of a send.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _resolve_process_group
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ..planner.layout import Collective
+from ..planner.mesh import AXES, Mesh
+from .labels import current_label
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Executed:
+    """One collective on one rank."""
+
+    collective: Collective
+    bytes: int
+    ranks: tuple[int, ...]
+    """Global ranks of its group."""
+    label: str
+    """The plan's, where one applies."""
+
+
+KINDS = {
+    "all_reduce": Collective.ALL_REDUCE,
+    "all_reduce_": Collective.ALL_REDUCE,
+    "allreduce_": Collective.ALL_REDUCE,
+    "all_gather_into_tensor": Collective.ALL_GATHER,
+    "all_gather_into_tensor_out": Collective.ALL_GATHER,
+    "allgather_": Collective.ALL_GATHER,
+    "_allgather_base_": Collective.ALL_GATHER,
+    "reduce_scatter_tensor": Collective.REDUCE_SCATTER,
+    "_reduce_scatter_base_": Collective.REDUCE_SCATTER,
+    "all_to_all_single": Collective.ALL_TO_ALL,
+    "alltoall_base_": Collective.ALL_TO_ALL,
+    "shard_dim_alltoall": Collective.ALL_TO_ALL,
+    "broadcast_": Collective.BROADCAST,
+    "broadcast": Collective.BROADCAST,
+    "send": Collective.SEND_RECV,
+}
+"""By operator name in the namespaces c10d, _c10d_functional and _dtensor. A receive is its send's other end."""
+NAMESPACES = ("c10d", "_c10d_functional", "_dtensor")
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self, found: list[Executed]) -> None:
+        super().__init__()
+        self._found = found
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(t, DTensor) for t in types):
+            return NotImplemented  # DTensor first: its own collectives are what counts
+        result = func(*args, **(kwargs or {}))
+        if func.namespace in NAMESPACES:
+            self._note(func._schema.name.split("::")[1], args, result)
+        return result
+
+    def _note(self, name: str, args: Any, result: Any) -> None:
+        kind = KINDS.get(name)
+        if kind is None:
+            return
+        before, after = _bytes(args), _bytes(result)
+        size = {Collective.ALL_GATHER: max(before, after), Collective.SEND_RECV: before}.get(kind, before)
+        if name in ("_allgather_base_", "_reduce_scatter_base_", "alltoall_base_"):
+            output, given = _bytes(args[0]), _bytes(args[1])
+            size = max(output, given) if kind is not Collective.ALL_TO_ALL else given
+        self._found.append(
+            Executed(collective=kind, bytes=size, ranks=_group_of(args), label=current_label())
+        )
+
+
+def _bytes(values: Any) -> int:
+    return sum(x.numel() * x.element_size() for x in tree_leaves(values) if isinstance(x, torch.Tensor))
+
+
+def _group_of(args: Any) -> tuple[int, ...]:
+    for value in reversed(args):
+        if isinstance(value, str):
+            try:
+                return tuple(dist.get_process_group_ranks(_resolve_process_group(value)))
+            except (LookupError, ValueError, RuntimeError):
+                continue  # a reduce operation's name
+        if isinstance(value, torch.ScriptObject):
+            try:
+                return tuple(dist.get_process_group_ranks(dist.ProcessGroup.unbox(value)))
+            except (RuntimeError, TypeError):
+                continue  # a reduce operation
+    return ()
+
+
+@contextmanager
+def record() -> Iterator[list[Executed]]:
+    """Collect the collectives that run inside, forward and backward."""
+    found: list[Executed] = []
+    with _Recorder(found):
+        yield found
+
+
+def axes_of(ranks: tuple[int, ...], mesh: Mesh) -> str:
+    """The mesh axes that a group of ranks runs along, joined by `+`; `?` for no such group."""
+    used = [axis for axis in AXES if mesh.size(axis) > 1]
+    for count in range(len(used) + 1):
+        for axes in combinations(used, count):
+            if any(sorted(group) == sorted(ranks) for group in mesh.groups(*axes)):
+                return "+".join(axes)
+    return "?"

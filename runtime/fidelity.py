@@ -1,0 +1,97 @@
+"""Planned and executed collectives side by side.
+
+In: a plan and what one rank executed in one step (`executed.record`). Out: one row per planned label
+and one for everything that no label covers. Conversions of activations must agree in count and bytes;
+gradient and parameter traffic, which torch does block by block, in total bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ..planner.layout import Collective
+from ..planner.plan import Plan
+from .executed import Executed, axes_of
+from .experts import COUNTS_LABEL
+from .gradients import NORM_LABEL, REPLICATED_LABEL
+from .labels import LOSS_LABEL
+
+PADDING = 0.02
+"""FSDP pads uneven shards: by how much its traffic may exceed the parameters' own bytes."""
+DATA, ROUTED = "parameters and gradients", "rows to experts or tables, and back"
+BOOKKEEPING = {LOSS_LABEL, COUNTS_LABEL}
+"""Small collectives that no plan prices: averaging the printed loss, counts of rows per rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One kind of collective of one step on one rank."""
+
+    label: str
+    collective: Collective
+    axis: str
+    planned_count: float
+    executed_count: int
+    planned_bytes: float
+    """All executions together."""
+    executed_bytes: float
+    agrees: bool
+
+
+Key = tuple[str, Collective, str]
+
+
+def compare(plan: Plan, executed: Sequence[Executed]) -> tuple[Row, ...]:
+    """Rows for one rank. Exact for plans without a pipeline, whose counts are per stage."""
+    planned: dict[Key, tuple[float, float]] = {}
+    done: dict[Key, tuple[float, float]] = {}
+    for c in plan.communications:
+        _add(planned, (_grouped(c.label, c.collective, c.axis), c.collective, c.axis), c.count, c.count * c.bytes)
+    for e in executed:
+        axis = axes_of(e.ranks, plan.mesh)
+        if e.label not in BOOKKEEPING and axis:
+            _add(done, (_grouped(e.label, e.collective, axis), e.collective, axis), 1, e.bytes)
+    return tuple(_rows(planned, done))
+
+
+def _add(table: dict[Key, tuple[float, float]], key: Key, count: float, nbytes: float) -> None:
+    before = table.get(key, (0.0, 0.0))
+    table[key] = (before[0] + count, before[1] + nbytes)
+
+
+def _grouped(label: str, collective: Collective, axis: str) -> str:
+    """What torch runs block by block has no label of its own and is compared as a whole."""
+    if label in (NORM_LABEL, REPLICATED_LABEL) or axis == "pp":
+        return label
+    if axis == "tp":
+        return REPLICATED_LABEL if collective is Collective.ALL_REDUCE and not label else label
+    return ROUTED if collective is Collective.ALL_TO_ALL else DATA
+
+
+def _rows(
+    planned: dict[Key, tuple[float, float]], done: dict[Key, tuple[float, float]]
+) -> Iterator[Row]:
+    for key in dict.fromkeys((*planned, *done)):
+        label, collective, axis = key
+        (planned_count, planned_bytes), (count, nbytes) = planned.get(key, (0, 0)), done.get(key, (0, 0))
+        yield Row(
+            label=label or "no label",
+            collective=collective,
+            axis=axis,
+            planned_count=planned_count,
+            executed_count=int(count),
+            planned_bytes=planned_bytes,
+            executed_bytes=nbytes,
+            agrees=_agree(label, (planned_count, planned_bytes), (count, nbytes)),
+        )
+
+
+def _agree(label: str, planned: tuple[float, float], done: tuple[float, float]) -> bool:
+    if label == ROUTED:  # how many rows go where is the router's choice
+        return planned[0] == done[0]
+    if label == DATA:
+        return abs(done[1] - planned[1]) <= PADDING * planned[1]
+    if label == REPLICATED_LABEL:
+        return planned[1] == done[1]
+    return planned == done
