@@ -19,11 +19,14 @@ from ..cost import Estimate, Work
 from ..estimate.op_work import Sizes, backward_work, extent, forward_work, operand_bytes, saved_bytes
 from ..graph import Edge, Graph, Op
 from ..layout import Collective, Placement, Replicate, Shard, conversion, gradient_needed
-from ..rules.choices import SEQUENCE, Choice, choices
+from ..rules.choices import BATCH, SEQUENCE, Choice, choices, matrix_labels
 from .choice_graph import Assignment, ChoiceGraph, solve
 
 MAX_LAYOUTS = 3
 """In how many layouts one tensor is kept at a time. No known block wants more than two."""
+
+RESIDUAL = (BATCH, SEQUENCE, "hidden")
+"""Names of the dims that the stream between layers has."""
 
 OpKey = tuple[str, int]
 """(block class, op index)."""
@@ -47,8 +50,9 @@ class Axis:
     """Whether a gathered input is kept for backward as the shard it came from."""
     seconds_per_byte: float = 0.0
     """Weight of saved bytes in the objective."""
-    splits_sequence: bool = True
-    """Whether ops may be split along the sequence (on tp: sequence parallelism)."""
+    splits_residual: bool = True
+    """Whether ops without a matrix parameter may be split along the residual's dims (on tp: sequence
+    parallelism)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,10 +140,11 @@ class AxisProblem:
         self.parameter_nodes: dict[str, tuple[int, tuple[Placement, ...]]] = {}
 
     def _allowed(self, op: Op, found: tuple[Choice, ...]) -> tuple[Choice, ...]:
-        if self.axis.splits_sequence:
+        """Without sequence parallelism ops between matrix products split along none of the residual's dims."""
+        if self.axis.splits_residual:
             return found
-        along = {dim.label for dim in op.dims if dim.name == SEQUENCE}
-        return tuple(choice for choice in found if choice.kind != "split" or choice.label not in along)
+        along = {dim.label for dim in op.dims if dim.name in RESIDUAL}
+        return tuple(c for c in found if c.kind != "split" or c.label not in along or matrix_labels(op))
 
     def possible(self) -> bool:
         """Whether every op has a choice at all on this axis."""
@@ -276,7 +281,7 @@ class AxisProblem:
         ]
         price = _Shared(self, distinct, nbytes, count)
         costs = [price(source, kept) for source, kept in states]
-        keep = [i for i, cost in enumerate(costs) if np.isfinite(cost)]
+        keep = _undominated(states, costs)
         shared = self.problem.node(costs[i] for i in keep)
         position = {want: i for i, want in enumerate(distinct)}
         from_producer = np.array(
@@ -317,6 +322,20 @@ class AxisProblem:
         for tensor, (node, layouts) in self.parameter_nodes.items():
             stored[tensor] = layouts[assignment.states[node]]
         return stored
+
+
+def _undominated(states: list[tuple[Placement, frozenset[int]]], costs: list[float]) -> list[int]:
+    """States for which no other of the same source keeps more layouts at no more cost."""
+    by_source: dict[Placement, list[int]] = defaultdict(list)
+    for i, (source, _) in enumerate(states):
+        if np.isfinite(costs[i]):
+            by_source[source].append(i)
+    return [
+        i
+        for group in by_source.values()
+        for i in group
+        if not any(states[i][1] < states[j][1] and costs[j] <= costs[i] for j in group)
+    ]
 
 
 class _Shared:

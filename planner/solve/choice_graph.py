@@ -7,8 +7,8 @@ integral. Before it is written, an exact presolve shrinks it, usually to nothing
 
 1. A node with one neighbour is folded into it; a node with two becomes an edge between them,
    `w[u, v] = min over x of c[x] + a[u, x] + b[x, v]`. Ops that merely follow others vanish.
-2. Two neighbours with few states between them become one node of joint states, so that a residual
-   stream with its skip connections goes on reducing.
+2. Where none is left, the node that is cheapest to fold into all its neighbours is: these become one
+   node of joint states first, so that a residual stream with its skip connections goes on reducing.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     import pulp
 
 Matrix = np.ndarray
-MAX_JOINT_STATES = 4096
-"""Largest node that merging may make. Measured on a mixture-of-experts block: 12 ms against 0.2-2.6 s
-when the limit leaves a dense core of 4 to 13 nodes to the ILP."""
+MAX_ELIMINATION_WORK = 2**22
+"""Largest min-plus product that the presolve takes on, in additions (some 10 ms); a problem that needs a
+larger one goes to the ILP as it was before merging."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,8 @@ def solve(graph: ChoiceGraph, *, reduce: bool = True, time_limit_s: float | None
     """The optimal assignment. Raises `SolverError` when no assignment is possible."""
     small = _Presolve(graph)
     if reduce:
-        small.run()
+        small.eliminate()
+        small = small.merged() or small
     core = {n for n in small.costs if small.edges[n]}
     states = {n: int(np.argmin(c)) for n, c in small.costs.items() if n not in core}
     bound, optimal = sum(float(small.costs[n][s]) for n, s in states.items()), True
@@ -99,16 +100,37 @@ def solve(graph: ChoiceGraph, *, reduce: bool = True, time_limit_s: float | None
 class _Presolve:
     """Exact reductions, and the way back from a solution of what is left."""
 
-    def __init__(self, graph: ChoiceGraph) -> None:
+    def __init__(self, graph: ChoiceGraph | _Presolve) -> None:
         self.costs = dict(graph.costs)
         self.edges = {u: dict(row) for u, row in graph.edges.items()}
         self._undo: list[Callable[[dict[int, int]], None]] = []
+        self._fresh = max(self.costs, default=0) + 1
 
-    def run(self) -> None:
-        """Eliminate and merge until nothing more is gained."""
+    def eliminate(self) -> None:
+        """Fold away nodes of degree one and two, everywhere."""
         self._eliminate(sorted(self.costs))
-        while (pair := self._smallest_pair()) is not None:
-            self._eliminate(self._merge(*pair))
+
+    def merged(self) -> _Presolve | None:
+        """This problem solved to the end by merging, or None where a joint node would be too large.
+
+        Half-merged problems are of no use: their dense core is far harder for the ILP than the sparse
+        one it came from.
+        """
+        whole = _Presolve(self)
+        whole._undo, whole._fresh = list(self._undo), self._fresh
+        while any(whole.edges.values()):
+            node = min((n for n in whole.costs if whole.edges[n]), key=whole._elimination_work)
+            if whole._elimination_work(node) > MAX_ELIMINATION_WORK:
+                return None
+            while len(whole.edges[node]) > 2:
+                u, v, *_ = sorted(whole.edges[node], key=lambda n: (len(whole.costs[n]), n))
+                whole._merge(u, v)
+            whole._eliminate(sorted({node, *whole.edges[node]}))
+        return whole
+
+    def _elimination_work(self, node: int) -> int:
+        """Sums and comparisons it takes to fold a node into all its neighbours at once."""
+        return math.prod(len(self.costs[n]) for n in (node, *self.edges[node]))
 
     def restore(self, states: dict[int, int]) -> None:
         """Extend the states of the remaining nodes to all original ones."""
@@ -132,22 +154,11 @@ class _Presolve:
             self._drop(node)
             queue.extend(other for other, _ in neighbours)
 
-    def _smallest_pair(self) -> tuple[int, int] | None:
-        """The adjacent pair with the fewest joint states, if few enough."""
-        pairs = [
-            (len(self.costs[u]) * len(self.costs[v]), u, v)
-            for u, row in self.edges.items()
-            for v in row
-            if u < v
-        ]
-        size, u, v = min(pairs, default=(MAX_JOINT_STATES + 1, 0, 0))
-        return (u, v) if size <= MAX_JOINT_STATES else None
-
-    def _merge(self, u: int, v: int) -> list[int]:
-        """Replace two neighbours by one node of joint states; returns the nodes it touches."""
+    def _merge(self, u: int, v: int) -> None:
+        """Replace two nodes by one of joint states."""
         width = len(self.costs[v])
-        joint = self.costs[u][:, None] + self.costs[v][None, :] + self.edges[u][v]
-        node = max(self.costs) + 1 + len(self._undo)
+        joint = self.costs[u][:, None] + self.costs[v][None, :] + self.edges[u].get(v, 0.0)
+        node, self._fresh = self._fresh, self._fresh + 1
         edges = [(x, np.repeat(w, width, axis=0)) for x, w in self.edges[u].items() if x != v]
         edges += [(x, np.tile(w, (len(self.costs[u]), 1))) for x, w in self.edges[v].items() if x != u]
         self._undo.append(partial(_split_joint, node, u, v, width))
@@ -156,7 +167,6 @@ class _Presolve:
         self.costs[node], self.edges[node] = joint.reshape(-1), {}
         for x, w in edges:
             self._add(node, x, w)
-        return [node, *dict.fromkeys(x for x, _ in edges)]
 
     def _add(self, u: int, v: int, w: Matrix) -> None:
         present = self.edges[u].get(v)

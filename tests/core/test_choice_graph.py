@@ -65,8 +65,8 @@ def test_the_ilp_alone_finds_the_least_cost(seed: int, nodes: int, density: floa
     assert found.core == nodes
 
 
-def test_a_limit_on_joint_states_leaves_a_core_to_the_ilp(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tpplan.planner.solve.choice_graph.MAX_JOINT_STATES", 0)
+def test_a_limit_on_merging_leaves_a_core_to_the_ilp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tpplan.planner.solve.choice_graph.MAX_ELIMINATION_WORK", 0)
     graph = random_graph(7, 6, 1.0)
     found = solve(graph)
     assert found.core > 2
