@@ -23,6 +23,8 @@ KINDS = (
 )  # fmt: skip
 """Kinds of memory in the order of their colours; another kind takes the last colour."""
 SECONDS_PER_HOUR = 3600
+SUM_TOLERANCE = 1e-6
+"""Relative difference between the parts' sum and the step time that rounding explains."""
 
 
 def title(plan: Plan) -> dict[str, str]:
@@ -94,18 +96,22 @@ def waterfall(plan: Plan) -> list[dict[str, Any]]:
     step_s = plan.predicted.step_time_s
     rows, begin_s = [], 0.0
     for part in plan.predicted.waterfall:
-        rows.append(
-            {
-                "label": part.label,
-                "begin": _percent(begin_s, step_s),
-                "width": _percent(part.seconds, step_s),
-                "ms": words.milliseconds(part.seconds),
-                "share": words.percent(part.seconds / step_s),
-                "origin": str(part.origin),
-            }
-        )
+        rows.append(_bar(part.label, begin_s, part.seconds, step_s, str(part.origin)))
         begin_s += part.seconds
+    if abs(step_s - begin_s) > SUM_TOLERANCE * abs(step_s):
+        rows.append(_bar("not attributed", begin_s, step_s - begin_s, step_s, ""))
     return rows
+
+
+def _bar(label: str, begin_s: float, seconds: float, step_s: float, origin: str) -> dict[str, Any]:
+    return {
+        "label": label,
+        "begin": _percent(begin_s, step_s),
+        "width": _percent(seconds, step_s),
+        "ms": words.milliseconds(seconds),
+        "share": words.percent(seconds / step_s),
+        "origin": origin,
+    }
 
 
 def _percent(part: float, whole: float) -> float:
