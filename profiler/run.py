@@ -75,14 +75,15 @@ def profile(
     """Measure and write `output`; True on the rank that wrote it. Raises `ProfileError` and `UserError`s."""
     torch.manual_seed(settings.seed)
     world = World(timeout_s=settings.timeout_s)
+    if world.watch is not None:
+        world.watch.hint = f"; what was measured is kept in {journal.partial(output)}"
     try:
         with torch.no_grad():
             return _profile(world, output, settings, resume=resume, redact=redact, say=say)
     except RuntimeError as error:
         if world.watch is None:
             raise
-        words = world.watch.verdict(str(error).splitlines()[0])
-        raise ProfileError(f"{words}; what was measured is kept in {journal.partial(output)}") from error
+        raise ProfileError(world.watch.verdict(str(error).splitlines()[0])) from error
     except Exception as error:
         if world.watch is not None:
             world.watch.leave(f"{type(error).__name__}: {error}")
@@ -182,6 +183,7 @@ def _pattern(session: Session, pattern: Pattern, collectives: Sequence[Collectiv
     group, ranks = world.groups(pattern.groups)
     standing = ranks or pattern.groups[0]
     for which in collectives:
+        first_s = None
         for nbytes in collective.sizes(settings, free_bytes=session.layout.free_bytes):
             exact = collective.exact_bytes(nbytes, pattern.size)
             facts = {"collective": str(which), "members": list(pattern.members), "bytes": exact}
@@ -191,8 +193,11 @@ def _pattern(session: Session, pattern: Pattern, collectives: Sequence[Collectiv
 
             key = f"{which}/{pattern}/{exact} bytes"
             sample = session.take(key, "collective", facts, measure)
-            if sample is None or sample.seconds * settings.growth > settings.longest_s:
+            if sample is None:
                 break
+            first_s = sample.seconds if first_s is None else first_s
+            if first_s + (sample.seconds - first_s) * settings.growth > settings.longest_s:
+                break  # the part that grows with the message would make the next size too slow
 
 
 def _overlap(session: Session) -> None:

@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ class Watch(threading.Thread):
         self._failed: dict[int, str] = {}
         """What ranks said that ended by themselves with an error of their own."""
         self.store_lost = False
-        self.last_words: Callable[[str], None] = lambda message: print(message, file=sys.stderr, flush=True)
+        self.hint = ""
+        """Added to every message, such as where the measurements are kept."""
 
     def doing(self, what: str) -> None:
         """This rank begins its next step."""
@@ -62,7 +63,7 @@ class Watch(threading.Thread):
         while not self._over.wait(BEAT_S):
             beat += 1
             try:
-                self._store.set(f"pulse/{self._rank}", json.dumps([beat, self._step, self._what]))
+                self._beat(beat)
                 self._look()
             except RuntimeError:
                 if self._over.is_set():
@@ -70,13 +71,15 @@ class Watch(threading.Thread):
                 self.store_lost = True
             lost_since = self._gone(time.monotonic() - STUCK_S)
             if lost_since and not self._over.is_set():
-                self.last_words(f"tpplan: error: {self._sentence(lost_since)}")
-                os._exit(FAILED)
+                self._end(self._sentence(lost_since))
             if self.store_lost:
                 self._over.wait(STUCK_S)
                 if not self._over.is_set():
-                    self.last_words(f"tpplan: error: {self._lost_store()}")
-                    os._exit(FAILED)
+                    self._end(self._lost_store())
+
+    def _end(self, words: str) -> None:
+        print(f"tpplan: error: {words}", file=sys.stderr, flush=True)
+        os._exit(FAILED)
 
     def verdict(self, problem: str) -> str:
         """Who is to blame for `problem`: waits until a pulse has stood still long enough to tell."""
@@ -86,26 +89,25 @@ class Watch(threading.Thread):
         return words
 
     def _judge(self, problem: str) -> str:
+        """A pulse that stands still tells soonest; else whoever is behind; else whoever noticed nothing."""
         deadline = time.monotonic() + DEAD_S + 2 * BEAT_S
-        while time.monotonic() < deadline:
-            try:
-                self._store.set(
-                    f"pulse/{self._rank}", json.dumps([time.monotonic_ns(), self._step, self._what])
-                )
+        try:
+            self._store.set(f"waiting/{self._rank}", "")
+            while time.monotonic() < deadline:
+                self._beat(time.monotonic_ns())
                 self._look()
-            except RuntimeError:
-                return self._lost_store()
-            if gone := self._gone(time.monotonic()):
-                return self._sentence(gone)
-            if behind := self._behind():
-                deadline = min(deadline, time.monotonic() + DEAD_S)
-                if time.monotonic() > deadline - BEAT_S:
-                    return self._hanging(behind)
-            time.sleep(BEAT_S)
-        behind = self._behind()
-        return (
-            self._hanging(behind) if behind else f"rank {self._rank} ({self._hosts[self._rank]}): {problem}"
-        )
+                if gone := self._gone(time.monotonic()):
+                    return self._sentence(gone)
+                time.sleep(BEAT_S)
+            suspects = self._behind() or self._unaware()
+        except RuntimeError:
+            return self._lost_store()
+        if suspects:
+            return self._hanging(suspects)
+        return f"rank {self._rank} ({self._hosts[self._rank]}): {problem}; {self._place()}"
+
+    def _beat(self, beat: int) -> None:
+        self._store.set(f"pulse/{self._rank}", json.dumps([beat, self._step, self._what]))
 
     def _take_leave(self, problem: str = "") -> None:
         """Let nobody mistake this rank for the dead one; rank 0 may keep the store, so it goes last."""
@@ -148,6 +150,10 @@ class Watch(threading.Thread):
     def _behind(self) -> list[int]:
         return [rank for rank, (step, _) in sorted(self._steps.items()) if step < self._step]
 
+    def _unaware(self) -> list[int]:
+        """Ranks that are alive but do not miss anybody: the others wait for them."""
+        return [rank for rank in sorted(self._seen) if not self._store.check([f"waiting/{rank}"])]
+
     def _sentence(self, ranks: Sequence[int]) -> str:
         ends = (
             f"failed: {self._failed[rank]}" if rank in self._failed else "died or froze" for rank in ranks
@@ -167,4 +173,4 @@ class Watch(threading.Thread):
         return f"rank 0 ({self._hosts[0]}), which hosts the rendezvous, is gone; {self._place()}"
 
     def _place(self) -> str:
-        return f"rank {self._rank} ({self._hosts[self._rank]}) was at: {self._what}"
+        return f"rank {self._rank} ({self._hosts[self._rank]}) was at: {self._what}{self.hint}"

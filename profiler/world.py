@@ -37,12 +37,13 @@ class World:
         self.device = _device(self.local_rank)
         self.backend = dist.get_default_backend_for_device(self.device) if self.size > 1 else "none"
         self.watch: Watch | None = None
+        self._timeout = timedelta(seconds=timeout_s)
         self._control: dist.ProcessGroup | None = None
         self._store: dist.Store | None = None
         if self.size > 1:
-            self._connect(environment, timedelta(seconds=timeout_s))
+            self._connect(environment)
 
-    def _connect(self, environment: Mapping[str, str], timeout: timedelta) -> None:
+    def _connect(self, environment: Mapping[str, str]) -> None:
         owner = self.rank == 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         place = (environment.get("MASTER_ADDR", "127.0.0.1"), _number(environment, "MASTER_PORT", 29500))
         run = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -57,14 +58,14 @@ class World:
         try:
             self._store = client(is_master=owner)
             dist.init_process_group(
-                self.backend, store=self._store, rank=self.rank, world_size=self.size, timeout=timeout
+                self.backend, store=self._store, rank=self.rank, world_size=self.size, timeout=self._timeout
             )
         except (RuntimeError, ValueError) as error:
             raise ProfileError(
                 f"rank {self.rank} cannot join the others at {place[0]}:{place[1]}: {error}"
             ) from error
-        self._control = _group(None if self.backend == "gloo" else range(self.size), backend="gloo")
-        self._store.set_timeout(timeout)
+        self._control = _default_group() if self.backend == "gloo" else self._group(range(self.size), "gloo")
+        self._store.set_timeout(self._timeout)
         self.hosts = [facts["host"] for facts in self.gather("host", {"host": self.host})]
         self.watch = Watch(client(is_master=False), rank=self.rank, hosts=self.hosts)
         self.watch.start()
@@ -114,10 +115,15 @@ class World:
         """Make a process group of each set of ranks (all ranks must ask alike); this rank's own."""
         mine: tuple[dist.ProcessGroup | None, Sequence[int]] = (None, ())
         for ranks in members:
-            group = _group(ranks)
+            group = self._group(ranks)
             if self.rank in ranks:
                 mine = (group, ranks)
         return mine
+
+    def _group(self, ranks: Sequence[int], backend: str | None = None) -> dist.ProcessGroup | None:
+        """A process group of `ranks`; None on a rank that is not in it."""
+        group = dist.new_group(list(ranks), backend=backend, timeout=self._timeout)
+        return group if isinstance(group, dist.ProcessGroup) else None
 
     def close(self) -> None:
         """Part from the others in peace."""
@@ -143,10 +149,10 @@ def _device(local_rank: int) -> torch.device:
     return torch.device(accelerator.type, local_rank)
 
 
-def _group(ranks: Sequence[int] | None, backend: str | None = None) -> dist.ProcessGroup | None:
-    """A process group of `ranks`, or the default one; None for a rank that is not in it."""
-    group = dist.group.WORLD if ranks is None else dist.new_group(list(ranks), backend=backend)
-    return group if isinstance(group, dist.ProcessGroup) else None
+def _default_group() -> dist.ProcessGroup:
+    group = dist.group.WORLD
+    assert isinstance(group, dist.ProcessGroup)
+    return group
 
 
 def _number(environment: Mapping[str, str], name: str, default: int) -> int:
