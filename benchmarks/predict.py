@@ -28,7 +28,7 @@ from tpplan.planner.suggest import search_problem
 from tpplan.planner.topology import Topology
 
 from .row_models import Dims
-from .row_setting import framework_of, topology_of
+from .row_setting import family_of, framework_of, topology_of
 from .rows import Row
 
 BATCH = 2
@@ -88,7 +88,7 @@ def predict(row: Row, *, scale: float = 1.0) -> Predicted:
 
 def price_row(row: Row, graph: Graph, topology: Topology, framework: Framework) -> Priced:
     """The row's plan, priced. Raises `ValueError` when the model cannot be split so."""
-    problem = replace(search_problem(graph, topology, _job(row, framework)), framework=framework)
+    problem = replace(search_problem(graph, topology, _job(row)), framework=framework)
     model = collectives.model(topology)
     pricing = Pricing(
         intra=intra_op(
@@ -120,7 +120,7 @@ def price_row(row: Row, graph: Graph, topology: Topology, framework: Framework) 
     return price(costed, plan, bound=0.0)
 
 
-def _job(row: Row, framework: Framework) -> Job:
+def _job(row: Row) -> Job:
     return Job(
         mode="train",
         objective="throughput",
@@ -128,7 +128,7 @@ def _job(row: Row, framework: Framework) -> Job:
         seq_len=row.dims.seq_len,
         dtype=row.plan.precision,
         optimizer="adamw",
-        framework=framework.name,
+        framework=family_of(row),
     )
 
 

@@ -30,20 +30,73 @@ CLUSTERS = {
 }
 """Bundled cluster for each published device name; network bandwidth is overridden where stated."""
 
-FAMILIES = {
-    "sc21": "megatron",
-    "seqsel": "megatron",
-    "simumax": "megatron",
-    "mbridge": "megatron",
-    "nemo2407": "megatron",
-    "dgxc": "megatron",
-    "tt": "torch",
-    "automodel": "torch",
-    "mpt": "torch",
-    "mtnlg": "deepspeed",
-    "vtrain": "deepspeed",
+MEGATRON = replace(
+    FRAMEWORKS["megatron"],
+    routing_s=1.5e-3,  # token counts are read back before dispatch; 3 ms a layer (cost model trials)
+    fuses_pointwise=True,  # bias+GELU, SwiGLU, bias+dropout+add, rotary and norms are kernels of their own
+    selective="attention",  # --recompute-activations runs the attention core again
+    scatters_handover=True,  # --no-scatter-gather-tensors-in-pipeline is off
+)
+MEGATRON_2021 = replace(
+    MEGATRON,
+    attention="materialised",  # before FlashAttention
+    sync_bytes=2,  # fp16 gradients are reduced as they are
+    dp_overlap=0.0,  # the local DDP wrapper reduces after the last backward
+    gather_overlap=0.0,
+    tp_overlap=0.0,
+)
+MEGATRON_PLAIN = replace(MEGATRON, tp_overlap=0.0, dp_overlap=0.0, gather_overlap=0.0)
+MEGATRON_RECIPES = replace(
+    MEGATRON,
+    tp_overlap=0.7,  # user buffers, in NVIDIA's own recipes
+    p2p_overlap=0.8,  # interleaved schedules send while they compute
+    cp_overlap=0.9,  # ring attention
+)
+TORCH = replace(
+    FRAMEWORKS["torch"],
+    selective="alternate",  # torchtitan's per-op policy
+    attention_efficiency=0.65,  # FlashAttention-2: 35% of an H100 (arXiv:2407.08608)
+    recompute_stops_early=True,  # non-reentrant checkpoints
+)
+COMPOSER = replace(
+    TORCH,
+    name="composer",
+    attention_efficiency=0.65,  # FlashAttention in Triton (A100) and FlashAttention-2 (H100)
+)
+MEGATRON_DEEPSPEED = replace(
+    FRAMEWORKS["deepspeed"],
+    attention="materialised",
+    fuses_pointwise=True,  # Megatron's kernels
+    scatters_handover=True,
+    saves_gathered_input=False,
+    dp_overlap=0.0,  # the pipeline engine reduces after the last microbatch
+    gather_overlap=0.0,
+)
+ZERO_2021 = replace(
+    MEGATRON_DEEPSPEED,
+    fuses_pointwise=True,
+    dp_overlap=1.0,  # prefetching hides gathers wholly where computation is long enough
+    gather_overlap=1.0,
+    gather_bytes_per_s=17e9,  # about one InfiniBand port: read off the six rows, 16 to 21 GB/s each
+)
+
+PROFILES = {
+    "sc21": MEGATRON_2021,
+    "seqsel": MEGATRON_2021,
+    "simumax": MEGATRON_PLAIN,
+    "mbridge": MEGATRON_RECIPES,
+    "nemo2407": MEGATRON_RECIPES,
+    "dgxc": MEGATRON_RECIPES,
+    "tt": TORCH,
+    "automodel": TORCH,
+    "mpt": COMPOSER,
+    "mtnlg": MEGATRON_DEEPSPEED,
+    "vtrain": MEGATRON_DEEPSPEED,
 }
-"""Framework family of each source."""
+"""What each source ran: the product's profile of the family as that software generation differed."""
+PURE = "PURE"
+ASYNC_TP_OVERLAP = 0.7
+"""As user buffers: async tensor parallelism is the same idea in torch."""
 
 
 def topology_of(row: Row) -> Topology:
@@ -64,8 +117,22 @@ def topology_of(row: Row) -> Topology:
     return replace(topology, device=device, levels=(node, *levels[1:-1], network))
 
 
+def family_of(row: Row) -> str:
+    """The bundled profile that the row's profile was made of."""
+    return next(name for name, f in FRAMEWORKS.items() if f.description == framework_of(row).description)
+
+
 def framework_of(row: Row) -> Framework:
     """The profile of the run's software. Raises `ValueError` for an unknown source."""
-    if row.source not in FAMILIES:
+    if row.source not in PROFILES:
         raise ValueError(f"no framework is known for source {row.source!r}")
-    return FRAMEWORKS[FAMILIES[row.source]]
+    if row.source == "sc21" and row.plan.zero == 3:
+        return ZERO_2021
+    profile = PROFILES[row.source]
+    if row.options.get("compile"):
+        profile = replace(profile, fuses_pointwise=True)
+    if row.options.get("async_tp"):
+        profile = replace(profile, tp_overlap=ASYNC_TP_OVERLAP)
+    if row.options.get("mp_mode") == PURE:
+        profile = replace(profile, sync_bytes=2, gradient_bytes=2)
+    return profile

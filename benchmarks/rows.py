@@ -28,8 +28,9 @@ DEEPSEEK_V3 = {"qk_rope_head_dim": 64, "shared_expert_ffn": 2048}
 """Of the published configuration, where a row leaves them out."""
 TIED = ("gpt", "mpt")
 """Architectures whose head shares the embedding."""
-GUESSES = (4, 3, 2, 1)
-"""Micro-batches and virtual stages tried where none is stated, the largest legal one is taken."""
+GUESSED_MICRO_BATCHES = (2, 1)
+GUESSED_VIRTUAL_STAGES = (4, 3, 2)
+"""Tried where none is stated; the first legal one is taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +218,7 @@ def _schedule(given: dict[str, Any], dims: Dims, pp: int, assumed: list[str]) ->
     stated, virtual = given["schedule"], given["virtual_stages"]
     if virtual is None and stated == "1f1b_interleaved":
         each = dims.layers // pp
-        virtual = next((v for v in GUESSES[:-1] if each % v == 0), 2)
+        virtual = next((v for v in GUESSED_VIRTUAL_STAGES if each % v == 0), 2)
         assumed.append(f"{virtual} virtual stages")
     if stated is None:
         assumed.append("1F1B, interleaved with virtual stages")
@@ -232,8 +233,8 @@ def _micro_batch(given: dict[str, Any], samples: int, pp: int, virtual: int, ass
         found = max(1, int(given["local_batch"]) // pp)
         words = "local batch cut into pp microbatches"
     elif virtual > 1 or pp == 1:
-        fits = (b for b in GUESSES if samples % b == 0 and samples // b % pp == 0)
-        found, words = next(fits, 1), "the largest up to 4 that the schedule allows"
+        fits = (b for b in GUESSED_MICRO_BATCHES if samples % b == 0 and samples // b % pp == 0)
+        found, words = next(fits, 1), "2 unless the schedule asks for less"
     else:
         found, words = 2, "a guess"
     assumed.append(f"micro-batch {found} ({words})")

@@ -77,6 +77,8 @@ class Framework:
     """Whether tp ranks send a part each of what they all hold, and gather it on the other side."""
     gather_bytes_per_s: float | None = None
     """What parameter gathers and gradient reductions of ZeRO-3 reach at most; None: the links decide."""
+    recompute_stops_early: bool = False
+    """Whether full recomputation ends once everything kept is back (PyTorch's non-reentrant checkpoints)."""
     routing_s: float = 0.0
     """Host time per mixture-of-experts layer and microbatch, each way, that nothing hides."""
 

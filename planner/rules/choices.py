@@ -51,7 +51,7 @@ def choices(
 
 def _tensor_choices(op: Op, degree: int, sizes: dict[str, float]) -> tuple[Choice, ...]:
     found = [_whole(op)]
-    weight = _matrix_labels(op)
+    weight = matrix_labels(op)
     for dim in op.dims:
         if (not weight or dim.label in weight) and divides(op, dim.label, degree, sizes):
             found.append(_split(op, dim.label))
@@ -94,7 +94,7 @@ def _has_effect(op: Op, label: str) -> bool:
     return in_output or label in op.sums or label in op.local or inner
 
 
-def _matrix_labels(op: Op) -> frozenset[str]:
+def matrix_labels(op: Op) -> frozenset[str]:
     """Dims of the op's weight matrices; empty when it has none (vectors do not count)."""
     weights = [r for r in op.reads if r.kind == "parameter" and sum(bool(axis) for axis in r.axes) > 1]
     if op.family == "view" or not weights:

@@ -7,6 +7,7 @@ ops), bytes kept for backward under each recompute mode, and its parameters.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -63,8 +64,9 @@ def block_costs(
     solved = [(splits.ep, splits.before_ep), (splits.tp, splits.before_tp)]
     if splits.cp is not None and splits.before_cp is not None:
         solved.insert(0, (splits.cp, splits.before_cp))
-    for solution, sizes in solved:
-        for reshard, block in _reshards(graph, solution, sizes):
+    for i, (solution, sizes) in enumerate(solved):
+        inner = [later for later, _ in solved[i + 1 :]]
+        for reshard, block in _reshards(graph, solution, sizes, inner):
             reshards[block].append(reshard)
     return {
         name: _Block(graph, block, splits, reshards[name], priced, framework, work_time, pipelined).cost()
@@ -72,14 +74,20 @@ def block_costs(
     }
 
 
-def _reshards(graph: Graph, solution: AxisSolution, sizes: dict[OpKey, Sizes]) -> list[tuple[Reshard, str]]:
-    """Every conversion on the edges of the graph along one axis, each paid once per layout."""
+def _reshards(
+    graph: Graph, solution: AxisSolution, sizes: dict[OpKey, Sizes], inner: list[AxisSolution]
+) -> list[tuple[Reshard, str]]:
+    """Every conversion on the edges of the graph along one axis, each paid once per layout.
+
+    `inner`: axes that split what this axis leaves: a rank moves only its part of what they shard.
+    """
     if solution.degree == 1:
         return []
     found = []
     for edge in graph.edges:
         count = edge.count / graph.blocks[edge.block].count
-        found.extend((r, edge.block) for r in _edge_reshards(graph, edge, solution, sizes, count))
+        ways = _ways(edge, inner)
+        found.extend((r, edge.block) for r in _edge_reshards(graph, edge, solution, sizes, count, ways))
     for key, choice in solution.choices.items():
         op = graph.blocks[key[0]].ops[key[1]]
         for collective, nbytes, times, backward in inner_exchanges(op, choice, sizes[key], solution.degree):
@@ -100,8 +108,14 @@ def _reshards(graph: Graph, solution: AxisSolution, sizes: dict[OpKey, Sizes]) -
     return found
 
 
+def _ways(edge: Edge, axes: list[AxisSolution]) -> int:
+    """Into how many parts `axes` cut the tensor of this edge where it is made."""
+    made = [(a.degree, a.choices[edge.producer[:2]].writes[edge.producer[2]]) for a in axes]
+    return math.prod(degree for degree, placement in made if isinstance(placement, Shard))
+
+
 def _edge_reshards(
-    graph: Graph, edge: Edge, solution: AxisSolution, sizes: dict[OpKey, Sizes], count: float
+    graph: Graph, edge: Edge, solution: AxisSolution, sizes: dict[OpKey, Sizes], count: float, ways: int
 ) -> list[Reshard]:
     source = solution.choices[edge.producer[:2]].writes[edge.producer[2]]
     forward: dict[Placement, list[tuple[int, int]]] = defaultdict(list)
@@ -113,7 +127,7 @@ def _edge_reshards(
         if gradient is not None:
             gradients[gradient].append((op, read))
     block, op, read = edge.consumers[0]
-    nbytes = operand_bytes(graph.blocks[block].ops[op].reads[read], sizes[block, op])
+    nbytes = operand_bytes(graph.blocks[block].ops[op].reads[read], sizes[block, op]) / ways
     label = edge_label(graph, edge)
     needed = gradient_needed(source)
     pairs = [(source, target, users, False) for target, users in forward.items()]
@@ -279,7 +293,7 @@ class _Block:
         everything = sum(self.kept.values())
         comm_s = sum(c.seconds * c.count for c in forward_comm)
         saved = {Recompute.NONE: everything, Recompute.FULL: self._input_bytes()}
-        extra = {Recompute.NONE: 0.0, Recompute.FULL: forward_s}
+        extra = {Recompute.NONE: 0.0, Recompute.FULL: self._recomputed_s(forward_s)}
         extra_comm = {Recompute.NONE: 0.0, Recompute.FULL: comm_s}
         dropped, again = SELECTIVE[self.framework.selective](self)
         saved[Recompute.SELECTIVE] = everything - dropped
@@ -290,6 +304,19 @@ class _Block:
             if any(op in again for op, _ in r.consumers)
         )
         return saved, extra, extra_comm
+
+    def _recomputed_s(self, forward_s: float) -> float:
+        """Seconds of running the whole forward again, up to the last op that keeps something."""
+        if not self.framework.recompute_stops_early:
+            return forward_s
+        keeping = [i for i, _ in self.kept]
+        last = max(keeping, default=len(self.block.ops) - 1)
+        own = any(
+            self._saved_tensor(last, j) is None or self.block.ops[last].saved[j].operand < 0
+            for i, j in self.kept
+            if i == last
+        )
+        return forward_s - sum(self.forward_times[last + own :])
 
     def attention_core(self) -> tuple[float, set[int]]:
         """What attention itself makes and keeps: bytes dropped, ops to run again."""

@@ -67,7 +67,7 @@ def intra_op(
 ) -> Callable[[Mesh, int], tuple[IntraSolution, ...]]:
     """A memoised function (mesh, microbatch) -> frontier, fastest first; empty when impossible.
 
-    `sequence_parallel`: whether tp may split ops along the sequence.
+    `sequence_parallel`: whether tp may split what lies between matrix products (along the sequence).
     """
 
     @cache
@@ -160,7 +160,7 @@ class _Solver:
             fused=self._framework.fuses_pointwise,
             keeps_shards=not self._framework.saves_gathered_input,
             seconds_per_byte=weight,
-            splits_sequence=self._sequence_parallel or name != "tp",
+            splits_residual=self._sequence_parallel or name != "tp",
         )
 
     def _along(self, sizes: dict[OpKey, Sizes], axis: Axis) -> AxisSolution | None:
