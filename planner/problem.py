@@ -16,6 +16,7 @@ from .layout import Collective
 from .mesh import DEFAULT_ORDER, Mesh
 from .plan import Alternative, Infeasible, Prediction, SearchSummary, Stage
 from .profile import Framework, Job, Optimizer
+from .schedule import fill_ways
 from .topology import Device, GroupSpan, Topology
 
 Intra = Callable[[Mesh, int], tuple[IntraSolution, ...]]
@@ -114,6 +115,11 @@ class Candidate:
         """A total order that breaks ties the same way every time: the simpler plan first."""
         m = self.mesh
         return (m.pp, m.tp, m.ep, m.cp, self.virtual_stages, self.zero_stage, self.micro_batch)
+
+    @property
+    def fill_ways(self) -> int:
+        """Into how many parts the schedule cuts the pipeline's fill (see `schedule.fill_ways`)."""
+        return fill_ways(self.schedule, self.virtual_stages)
 
     def __str__(self) -> str:
         stages = f", {self.virtual_stages} virtual stages" if self.virtual_stages > 1 else ""

@@ -249,6 +249,23 @@ def in_flight(name: str, pp: int, virtual_stages: int, microbatches: int, rank: 
 # --------------------------------------------------------------------------- time
 
 
+def fill_ways(name: str, virtual_stages: int) -> int:
+    """Into how many parts a schedule cuts the time to fill and drain even stages.
+
+    A pipeline takes (m - 1/w) max t + sum t / w; the bubbles of `bubble_fraction` are those of w = 1 for
+    `gpipe` and `1f1b`, the virtual stages for `interleaved`, 3 for `zb-h1` (with at least as many
+    microbatches as ranks) and 6 for `zbv`. Any other name stands for no pipeline.
+    """
+    match name:
+        case Schedule.INTERLEAVED:
+            return virtual_stages
+        case Schedule.ZB_H1:
+            return 3
+        case Schedule.ZBV:
+            return 6
+    return 1
+
+
 def bubble_fraction(name: str, *, pp: int, virtual_stages: int = 1, microbatches: int) -> float:
     """Idle share of all ranks' time when stages are even and transfers free.
 

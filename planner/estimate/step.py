@@ -390,8 +390,12 @@ def _update(groups: Sequence[ParameterGroup], setting: Setting) -> Estimate:
 # --------------------------------------------------------------------------- the pipeline
 
 
-def pipeline_s(stage_s: Sequence[float], *, microbatches: int, virtual_stages: int = 1) -> float:
-    """Time of all microbatches through stages that take `stage_s` (forward + backward) for each."""
+def pipeline_s(stage_s: Sequence[float], *, microbatches: int, virtual_stages: float = 1) -> float:
+    """Time of all microbatches through stages that take `stage_s` (forward + backward) for each.
+
+    Schedules that fill the pipeline faster by other means count as more virtual stages
+    (`schedule.fill_ways`).
+    """
     return (microbatches - 1 / virtual_stages) * max(stage_s) + sum(stage_s) / virtual_stages
 
 

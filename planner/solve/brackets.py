@@ -104,16 +104,18 @@ def bound_s(problem: StageProblem) -> float:
 
 
 def _crowded_s(problem: StageProblem) -> float:
-    """Some rank holds at least its share of the most repeated class, rounded up."""
-    return max(
-        -(-problem.chain.count(name) // problem.stages) * min(problem.classes[name].seconds.values())
-        for name in set(problem.chain)
-    )
+    """Some rank holds at least its share of the most repeated class, rounded up (to equal pieces)."""
+    crowds = {name: -(-problem.chain.count(name) // problem.stages) for name in set(problem.chain)}
+    if problem.lacks and len(problem.layer_classes) == 1:
+        (layer,) = problem.layer_classes
+        v = problem.virtual_stages
+        crowds[layer] = min(-(-(crowds[layer] + lack) // v) * v - lack for lack in set(problem.lacks))
+    return max(n * min(problem.classes[name].seconds.values()) for name, n in crowds.items())
 
 
 def pipeline_bound(problem: StageProblem, slowest: float, total: float) -> float:
     """The pipeline's time when its slowest rank takes `slowest` and all ranks together `total` seconds."""
-    share = 1 / problem.virtual_stages
+    share = problem.share
     return (problem.microbatches - share) * slowest + share * total
 
 
@@ -185,8 +187,17 @@ def stops(intervals: Intervals, start: int, later: int) -> Iterator[int]:
             return
         if intervals.layers(stop, end) < later * least:
             return
+        if not _pieces_equal(intervals, start, stop, problem.stages - 1 - later):
+            continue
         if intervals.layers(start, stop) >= least and (problem.cuts is None or stop in problem.cuts):
             yield stop
+
+
+def _pieces_equal(intervals: Intervals, start: int, stop: int, rank: int) -> bool:
+    """Whether a rank's layers go into equal pieces, those apart that its ends lack."""
+    lacks = intervals.problem.lacks
+    held = intervals.layers(start, stop)
+    return lacks is None or (held + lacks[rank]) % intervals.problem.virtual_stages == 0
 
 
 def _slowest(intervals: Intervals, cuts: Sequence[int]) -> float:
@@ -206,7 +217,7 @@ def read_cuts(intervals: Intervals, cuts: Sequence[int]) -> StagePlan:
     """The plan of given cuts, with its objective."""
     problem, options = intervals.problem, _chosen(intervals, cuts)
     seconds = [option.seconds + problem.stage_s for option in options]
-    objective = pipeline_s(seconds, microbatches=problem.microbatches, virtual_stages=problem.virtual_stages)
+    objective = pipeline_s(seconds, microbatches=problem.microbatches, virtual_stages=1 / problem.share)
     ranks = tuple(
         deal(problem.chain[start:stop], option)
         for start, stop, option in zip(cuts, cuts[1:], options, strict=False)

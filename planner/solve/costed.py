@@ -21,6 +21,7 @@ from ..schedule import in_flight
 from ..topology import Device, GroupSpan
 from .brackets import StagePlan, bound_s, cheapest_s
 from .intervals import BlockClass, StageProblem, rank_seconds
+from .pieces import dealt_chain, lacking
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,21 +79,22 @@ class Costed:
     def stage_problem(self) -> StageProblem:
         """The chain to cut."""
         candidate, problem = self.candidate, self.problem
-        chain, cuts = dealt_chain(problem, candidate.mesh.pp, candidate.virtual_stages)
+        pp, v, schedule = candidate.mesh.pp, candidate.virtual_stages, candidate.schedule
+        chain, cuts = dealt_chain(problem, pp, v, schedule)
         device = problem.topology.device
         return StageProblem(
             chain=chain,
             layer_classes=problem.layer_classes or frozenset(problem.chain),
             classes=self.classes,
-            stages=candidate.mesh.pp,
-            virtual_stages=candidate.virtual_stages,
+            stages=pp,
+            virtual_stages=v,
+            fill_ways=candidate.fill_ways,
             microbatches=candidate.microbatches,
-            in_flight=microbatches_in_flight(
-                candidate.schedule, candidate.mesh.pp, candidate.virtual_stages, candidate.microbatches
-            ),
+            in_flight=microbatches_in_flight(schedule, pp, v, candidate.microbatches),
             capacity_bytes=usable_bytes(device, problem.framework) - self.prefetch_bytes,
             stage_s=2 * self.handover_s,
             cuts=cuts,
+            lacks=lacking(problem.layers, pp, v, schedule) if v > 1 and cuts is None else None,
         )
 
     @cached_property
@@ -158,7 +160,7 @@ class Costed:
         (m - 1/v) times what they can hide at best.
         """
         problem, intra = self.stage_problem, self.intra
-        share = 1 / problem.virtual_stages
+        share = problem.share
         weight = problem.microbatches - share
         most = math.inf
         if weight >= 1:
@@ -208,25 +210,6 @@ def microbatches_in_flight(schedule: str, pp: int, v: int, m: int) -> tuple[floa
     if pp == 1:
         return (1.0,)
     return tuple(in_flight(schedule, pp, v, m, rank) for rank in range(pp))
-
-
-def dealt_chain(problem: SearchProblem, pp: int, v: int) -> tuple[tuple[str, ...], frozenset[int] | None]:
-    """The chain in the order that ranks hold it, and where it may be cut (None: anywhere).
-
-    With one kind of layer only the counts matter, so the order is the model's. Layers of several
-    kinds come in equal pieces: rank r holds pieces r, r + pp, ...
-    """
-    if v == 1 or len(problem.layer_classes) == 1 or problem.layers % (pp * v):
-        return problem.chain, None
-    layers = [name for name in problem.chain if name in problem.layer_classes]
-    first = next(i for i, name in enumerate(problem.chain) if name in problem.layer_classes)
-    prefix, suffix = problem.chain[:first], problem.chain[first + len(layers) :]
-    each = len(layers) // (pp * v)
-    pieces = [layers[k * each : (k + 1) * each] for k in range(pp * v)]
-    dealt = [name for rank in range(pp) for k in range(rank, pp * v, pp) for name in pieces[k]]
-    cuts = {len(prefix) + rank * v * each for rank in range(1, pp)}
-    chain = (*prefix, *dealt, *suffix)
-    return chain, frozenset({*cuts, len(chain)})
 
 
 def memoised(pricing: Pricing, device: Device) -> Pricing:

@@ -35,7 +35,7 @@ def roofline(problem: SearchProblem) -> Callable[[Candidate], float]:
     total = sum(n * seconds[name] for name, n in counts.items())
 
     def bound(candidate: Candidate) -> float:
-        mesh, share = candidate.mesh, 1 / candidate.virtual_stages
+        mesh, share = candidate.mesh, 1 / candidate.fill_ways
         per_sample = candidate.micro_batch / (mesh.tp * mesh.cp)
         crowded = max(-(-n // mesh.pp) * seconds[name] for name, n in counts.items())
         slowest = max(total / mesh.pp, crowded)

@@ -48,6 +48,8 @@ class StageProblem:
     stages: int
     """Pipeline ranks."""
     virtual_stages: int = 1
+    fill_ways: int | None = None
+    """Into how many parts the schedule cuts the pipeline's fill; None: as many as virtual stages."""
     microbatches: int
     in_flight: tuple[float, ...]
     """Per rank, microbatches whose activations are held at once (in units of the rank's blocks)."""
@@ -56,6 +58,13 @@ class StageProblem:
     """Added to every rank: what it hands to its neighbours."""
     cuts: frozenset[int] | None = None
     """Positions where the chain may be cut; None: anywhere."""
+    lacks: tuple[int, ...] | None = None
+    """Per rank, the layers it lacks of `virtual_stages` equal pieces; None: pieces may be unequal."""
+
+    @property
+    def share(self) -> float:
+        """Share of a rank's time for a microbatch that filling and draining the pipeline takes."""
+        return 1 / (self.fill_ways or self.virtual_stages)
 
 
 @dataclass(frozen=True, slots=True)

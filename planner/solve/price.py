@@ -19,6 +19,7 @@ from .brackets import StagePlan
 from .costed import Costed
 from .ideal import BACKWARD_OVER_FORWARD, peak_flops_per_s
 from .intervals import Modes
+from .pieces import piece_layers
 
 INTERVAL = {Origin.MEASURED: (0.05, 0.05), Origin.INTERPOLATED: (0.05, 0.15), Origin.MODELLED: (0.05, 0.29)}
 """How far below and above the prediction a measured step may lie, as shares of the prediction.
@@ -27,13 +28,18 @@ A judgement. Uncalibrated analytic models under-predict published runs by 16% on
 to 29% in nine of ten cases; software releases alone move equal plans by 3-6%."""
 
 
-def price(costed: Costed, plan: StagePlan, *, bound: float) -> Priced:
-    """What a candidate with chosen stages and modes costs. `bound`: lower bound of its step time."""
+def price(costed: Costed, plan: StagePlan, *, bound: float, simulated_s: float = 0.0) -> Priced:
+    """What a candidate with chosen stages and modes costs. `bound`: lower bound of its step time.
+
+    `simulated_s`: what the event simulator says of the pipeline. The greater of it and the closed form
+    counts, so that bounds of the closed form stay bounds of the price.
+    """
     candidate, problem = costed.candidate, costed.problem
     stages = tuple(_stage(costed, plan, rank) for rank in range(candidate.mesh.pp))
     onces = [_once(costed, plan, rank) for rank in range(candidate.mesh.pp)]
     busy = [stage.forward_s + stage.backward_s for stage in stages]
-    pipeline = pipeline_s(busy, microbatches=candidate.microbatches, virtual_stages=candidate.virtual_stages)
+    closed = pipeline_s(busy, microbatches=candidate.microbatches, virtual_stages=candidate.fill_ways)
+    pipeline = max(closed, simulated_s)
     slowest = busy.index(max(busy))
     last = max(range(len(onces)), key=lambda rank: (onces[rank].seconds, -rank))
     parts = {
@@ -70,12 +76,12 @@ def _stage(costed: Costed, plan: StagePlan, rank: int) -> Stage:
     memory = stage_memory(
         held, in_flight=flying, prefetch_bytes=costed.prefetch_bytes, framework=costed.problem.framework
     )
+    v, last = costed.candidate.virtual_stages, len(plan.ranks) - 1
     layers = [_layers(costed.problem, modes) for modes in plan.ranks]
-    v = costed.candidate.virtual_stages
-    pieces = chunk_layers(layers, v)
+    pieces = [piece_layers(n, v, last_rank=r == last) for r, n in enumerate(layers)]
     return Stage(
         index=rank,
-        blocks=tuple((name, n, str(mode)) for name, n, mode in modes),
+        blocks=tuple((name, n, str(mode)) for name, n, mode in _in_order(costed.problem, modes)),
         first_layer=sum(pieces[r][0] for r in range(rank)),
         layers=layers[rank],
         forward_s=forward,
@@ -87,17 +93,15 @@ def _stage(costed: Costed, plan: StagePlan, rank: int) -> Stage:
     )
 
 
+def _in_order(problem: SearchProblem, modes: Modes) -> Modes:
+    """What a rank holds in execution order: in a V the head's rank is the embedding's too."""
+    layers = [i for i, name in enumerate(problem.chain) if name in problem.layer_classes]
+    tail = {name for name in problem.chain[layers[-1] + 1 :]} if layers else set()
+    return tuple(sorted(modes, key=lambda run: run[0] in tail))
+
+
 def _layers(problem: SearchProblem, modes: Modes) -> int:
     return sum(n for name, n, _ in modes if name in problem.layer_classes)
-
-
-def chunk_layers(layers: Sequence[int], virtual_stages: int) -> list[tuple[int, ...]]:
-    """How each rank's layers are dealt to its virtual stages: as evenly as possible."""
-    dealt = []
-    for n in layers:
-        each, extra = divmod(n, virtual_stages)
-        dealt.append(tuple(each + (i < extra) for i in range(virtual_stages)))
-    return dealt
 
 
 def _once(costed: Costed, plan: StagePlan, rank: int) -> OncePerStep:

@@ -10,6 +10,11 @@ Every candidate waits in a queue under a lower bound of its step time that tight
     3. the costs of an intra-op solution, with fractions of blocks for stages (`brackets.bound_s`)
     4. exact stages and modes (`stages.shortest`); the winner's are solved again as an ILP
 
+A price counts the pipeline by the closed form and, where that alone would make a plan the best, by the
+event simulator as well; the greater of the two is the price. So the winner's time is the simulated one
+where the closed form is too low, bounds of the closed form stay bounds of all prices, and what loses by
+the closed form already needs no simulation.
+
 The candidate with the least bound is taken up first. When the least bound left is no better than
 the best plan found, nothing unexplored can win: the certificate's lower bound is the least of what
 is left and of what the priced candidates could still have been. Closed forms and the intra-op
@@ -32,11 +37,13 @@ from ..cost import IntraSolution, Recompute
 from ..estimate.step import Setting, spans
 from ..plan import Alternative, SearchSummary
 from ..problem import Candidate, Outcome, Pins, Priced, Pricing, SearchProblem, SearchProgress, SearchResult
+from .brackets import StagePlan
 from .costed import Costed, memoised
 from .explain import enlarged_to_fit, reasons, seconds_in_words, why_it_does_not_fit, why_it_lost
 from .ideal import idealised, roofline
 from .infeasible import infeasible
 from .price import price
+from .simulated import simulated_s
 from .solver import Status
 from .space import EXPERTS, candidates
 from .stages import shortest, solve_stages
@@ -174,7 +181,7 @@ class _Run:
         larger = self.floors.get(self._slice_key(candidate), [])
         known = [seconds for b, seconds in larger if b > candidate.micro_batch]
         total = candidate.micro_batch * max(known, default=0.0) * (1 - MICROBATCH_SLACK)
-        share = 1 / candidate.virtual_stages
+        share = 1 / candidate.fill_ways
         return (candidate.microbatches - share) * total / candidate.mesh.pp + share * total
 
     # ----------------------------------------------------------------- the loop
@@ -244,7 +251,7 @@ class _Run:
             self._prune("memory: no stages and recompute modes fit", costed.candidate)
             self.priced.setdefault(costed.candidate, None)
             return None
-        priced = price(costed, plan, bound=costed.step_bound_s(plan))
+        priced = self._priced(costed, plan)
         self.proven_s = min(self.proven_s, priced.bound_s)
         old = self.priced.get(costed.candidate)
         if old is None or _rank(priced) < _rank(old):
@@ -252,6 +259,14 @@ class _Run:
         if self.best is None or _rank(priced) < _rank(self.best):
             self.best, self.best_costed = priced, costed
         return priced
+
+    def _priced(self, costed: Costed, plan: StagePlan) -> Priced:
+        """The price; by the event simulator too when the closed form alone would make it the best."""
+        bound = costed.step_bound_s(plan)
+        priced = price(costed, plan, bound=bound)
+        if costed.candidate.mesh.pp == 1 or (self.best and _rank(priced) > _rank(self.best)):
+            return priced
+        return price(costed, plan, bound=bound, simulated_s=simulated_s(costed, plan))
 
     def price_candidate(self, candidate: Candidate) -> Priced | None:
         """Price a candidate under every intra-op solution; None when it does not fit."""
@@ -350,7 +365,10 @@ class _Run:
         assert self.best is not None
         left_s = None if math.isinf(self.deadline) else max(0.1, self.deadline - time.monotonic())
         plan = solve_stages(self.best_costed.stage_problem, gap=ILP_GAP, time_limit_s=left_s, solver=solver)
-        self.best = price(self.best_costed, plan, bound=self.best_costed.step_bound_s(plan))
+        simulated = simulated_s(self.best_costed, plan) if self.best.candidate.mesh.pp > 1 else 0.0
+        self.best = price(
+            self.best_costed, plan, bound=self.best_costed.step_bound_s(plan), simulated_s=simulated
+        )
         self.priced[self.best.candidate] = self.best
         self.proven_s = min(self.proven_s, self.best.bound_s)
 

@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from ..mesh import Mesh
 from ..problem import SCHEDULE_NONE, Candidate, Pins, SearchProblem
 from ..schedule import Schedule, illegality
+from .pieces import can_deal
 
 ZERO_STAGES = (0, 1, 2, 3)
 MAX_VIRTUAL_STAGES = 12
 """More pieces per device have not been published to pay; Megatron's largest runs use 4 to 12."""
+DEFAULT_SCHEDULES = (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED)
 SMALL_FACTORS = (1, 3, 5, 7)
 """Microbatches are a power of two times one of these, or all samples at once."""
 
@@ -90,29 +92,28 @@ def _schedules(
     problem: SearchProblem, mesh: Mesh, microbatches: int, pins: Pins
 ) -> Iterator[tuple[str, int]]:
     """(schedule, virtual stages) pairs that are legal here and not excluded by a pin."""
-    options = [(SCHEDULE_NONE, 1)]
-    if mesh.pp > 1:
-        most = min(problem.layers // mesh.pp, MAX_VIRTUAL_STAGES)
-        options = [(str(Schedule.ONE_F_ONE_B), 1)]
-        options += [(str(Schedule.INTERLEAVED), v) for v in range(2, most + 1)]
-    for name, v in options:
-        if pins.get("virtual_stages", v) != v or pins.get("schedule", name) not in (name, SCHEDULE_NONE):
+    for name, v in _schedule_options(problem, mesh, pins):
+        if pins.get("virtual_stages", v) != v:
             continue
-        if v > 1 and not _can_interleave(problem, mesh.pp * v):
+        if v > 1 and not can_deal(problem, mesh.pp, v, name):
             continue
         if mesh.pp == 1 or not illegality(name, pp=mesh.pp, virtual_stages=v, microbatches=microbatches):
             yield name, v
 
 
-def _can_interleave(problem: SearchProblem, chunks: int) -> bool:
-    """Whether what each device holds of a chain in `chunks` pieces is known without more variables.
+def _schedule_options(problem: SearchProblem, mesh: Mesh, pins: Pins) -> list[tuple[str, int]]:
+    """1F1B and interleaved, or what is pinned.
 
-    Layers of one kind may be dealt unevenly, layers of several kinds only in equal pieces; other
-    blocks stand at the two ends.
+    The schedules that run weight gradients apart are tried on demand only: what torch loses by cutting
+    backward in two is not priced, so that they would win by what is left out. So is GPipe, which never wins.
     """
-    layers = [name in problem.layer_classes for name in problem.chain]
-    first, last = layers.index(True), len(layers) - layers[::-1].index(True)
-    return all(layers[first:last]) and (len(problem.layer_classes) == 1 or problem.layers % chunks == 0)
+    pinned = pins.get("schedule", SCHEDULE_NONE)
+    if mesh.pp == 1:
+        return [(SCHEDULE_NONE, 1)] if pinned == SCHEDULE_NONE else []
+    most = min(problem.layers // mesh.pp, MAX_VIRTUAL_STAGES)
+    names = DEFAULT_SCHEDULES if pinned == SCHEDULE_NONE else (pinned,)
+    pieces = {Schedule.INTERLEAVED: range(2, most + 1), Schedule.ZBV: range(2, 3)}
+    return [(str(name), v) for name in names for v in pieces.get(Schedule(str(name)), range(1, 2))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

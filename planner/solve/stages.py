@@ -132,7 +132,7 @@ def _useful_arcs(intervals: Intervals, start: StagePlan, total_s: float) -> dict
     `total_s` is a lower bound on the sum of the ranks' seconds. None when there are too many arcs.
     """
     problem, end = intervals.problem, len(intervals.problem.chain)
-    share = 1 / problem.virtual_stages
+    share = problem.share
     weight = problem.microbatches - share
     limit = (start.objective_s - share * total_s) / weight - problem.stage_s if weight > 0 else math.inf
     limit *= 1 + 1e-9
@@ -193,7 +193,7 @@ def _model(
         model += pulp.lpSum(terms) == 0
     for rank_arcs in by_rank:
         model += slowest >= pulp.lpSum(arcs[arc] * x[arc] for arc in rank_arcs) + problem.stage_s
-    share = 1 / problem.virtual_stages
+    share = problem.share
     total = pulp.lpSum(seconds * x[arc] for arc, seconds in arcs.items()) + problem.stages * problem.stage_s
     model += total >= total_s
     model += (problem.microbatches - share) * slowest + share * total
