@@ -41,7 +41,9 @@ def main():
     )
     optimizer = %(optimizer)s
     for step in range(STEPS):
+        torch.manual_seed(step)  # every rank makes the same global batch
         loss = parallel.train_step(example(GLOBAL_BATCH, SEQ_LEN))
+        parallel.clip_grad_norm_(1.0)
         optimizer.step()
         optimizer.zero_grad()
         if int(os.environ["RANK"]) == 0:
