@@ -385,7 +385,9 @@ def compare(plan: SavedPlan, other: OtherPlan, json_: Json = False) -> None:
     if json_:
         _print_json(comparison_document(compared(left, right)))
     else:
-        _console().print(render_comparison(left, right, (str(plan), str(other))))
+        alike = plan.name == other.name
+        names = (str(plan), str(other)) if alike else (plan.name, other.name)
+        _console().print(render_comparison(left, right, names))
 
 
 @app.command(

@@ -81,6 +81,7 @@ def _data(plan: Plan) -> dict[str, Any]:
         "order": list(mesh.order),
         "sizes": mesh.sizes,
         "strides": {axis: mesh.stride(axis) for axis in mesh.order},
+        "over": {axis: _crossed(plan, axis) for axis in mesh.order if mesh.size(axis) > 1},
         "stages": [
             {
                 "layers": words.plural(stage.layers, "layer"),

@@ -105,7 +105,7 @@
     });
     const stage = mesh.stages[here.pp];
     const places = mesh.order.filter((other) => mesh.sizes[other] > 1).map((other) => `${other} ${here[other]}`).join(", ");
-    const group = name ? `Outlined: its ${name} group of ${mesh.sizes[name]}.` : "";
+    const group = name ? `Outlined: its ${name} group of ${mesh.sizes[name]}, which talks over ${mesh.over[name]}.` : "";
     document.getElementById("device").textContent =
       `Rank ${rank}${places ? `: ${places}` : ""}. ${group}\nStage ${here.pp}: ${stage.layers} (${stage.blocks}), ${stage.peak}.`;
   };
