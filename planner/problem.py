@@ -112,9 +112,13 @@ class Candidate:
 
     @property
     def key(self) -> tuple:
-        """A total order that breaks ties the same way every time: the simpler plan first."""
+        """A total order that breaks ties the same way every time: the simpler plan first.
+
+        Simpler is: fewer axes larger than one, then smaller ones, fewer virtual stages, less sharding.
+        """
         m = self.mesh
-        return (m.pp, m.tp, m.ep, m.cp, self.virtual_stages, self.zero_stage, self.micro_batch)
+        axes = sum(size > 1 for size in m.sizes.values())
+        return (axes, m.pp, m.tp, m.ep, m.cp, self.virtual_stages, self.zero_stage, self.micro_batch)
 
     @property
     def fill_ways(self) -> int:
@@ -147,8 +151,10 @@ class Priced:
 
     @property
     def recompute(self) -> str:
-        """`none`, `selective`, `full`, or `mixed`, over all blocks that hold activations."""
-        modes = {mode for stage in self.stages for _, _, mode in stage.blocks}
+        """`none`, `selective`, `full`, or `mixed`, over all blocks that have a choice."""
+        runs = [run for stage in self.stages for run in stage.blocks]
+        free = [run for run in runs if len(self.intra.blocks[run[0]].saved_bytes) > 1]
+        modes = {mode for _, _, mode in free or runs}
         return modes.pop() if len(modes) == 1 else "mixed"
 
 

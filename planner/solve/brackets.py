@@ -18,7 +18,7 @@ from itertools import pairwise
 
 from ..cost import Recompute
 from ..estimate.step import pipeline_s
-from .intervals import BlockClass, Intervals, Modes, Option, StageProblem, deal
+from .intervals import BlockClass, Intervals, Modes, Option, StageProblem, deal, simplest
 from .solver import Status
 
 PRECISION = 1e-6
@@ -219,8 +219,8 @@ def read_cuts(intervals: Intervals, cuts: Sequence[int]) -> StagePlan:
     seconds = [option.seconds + problem.stage_s for option in options]
     objective = pipeline_s(seconds, microbatches=problem.microbatches, virtual_stages=1 / problem.share)
     ranks = tuple(
-        deal(problem.chain[start:stop], option)
-        for start, stop, option in zip(cuts, cuts[1:], options, strict=False)
+        simplest(problem, rank, deal(problem.chain[start:stop], option))
+        for rank, (start, stop, option) in enumerate(zip(cuts, cuts[1:], options, strict=False))
     )
     return StagePlan(status=Status.STOPPED, cuts=tuple(cuts), ranks=ranks, objective_s=objective)
 

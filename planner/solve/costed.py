@@ -105,6 +105,8 @@ class Costed:
     def _block_class(self, name: str) -> BlockClass:
         cost, time, states = self.intra.blocks[name], self.times[name], self.states[name]
         modes = list(cost.saved_bytes)
+        if self.problem.layer_classes and name not in self.problem.layer_classes:
+            modes = [Recompute.NONE]  # only repeated layers are run again
         if self.recompute is not None and self.recompute in modes:
             modes = [self.recompute]
         return BlockClass(

@@ -259,6 +259,21 @@ def rank_bytes(problem: StageProblem, rank: int, modes: Modes) -> float:
     return stay + max(classes[c].transient_bytes[q] for c, _, q in modes)
 
 
+def simplest(problem: StageProblem, rank: int, modes: Modes) -> Modes:
+    """The same blocks with less recomputed, where that costs no time and still fits."""
+    for i, (name, n, mode) in enumerate(modes):
+        seconds = problem.classes[name].seconds
+        for simpler in (Recompute.NONE, Recompute.SELECTIVE):
+            if simpler == mode:
+                break
+            tried = (*modes[:i], (name, n, simpler), *modes[i + 1 :])
+            free = simpler in seconds and seconds[simpler] <= seconds[mode]
+            if free and rank_bytes(problem, rank, tried) <= problem.capacity_bytes:
+                modes = tried
+                break
+    return modes
+
+
 def deal(blocks: Sequence[str], option: Option) -> Modes:
     """Give modes to blocks in order, the most recomputed first."""
     order = {Recompute.FULL: 0, Recompute.SELECTIVE: 1, Recompute.NONE: 2}

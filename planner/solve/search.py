@@ -60,6 +60,9 @@ MICROBATCH_SLACK = 0.05
 ROUNDING = 1e-9
 """Floating-point differences between two ways of adding the same costs."""
 
+TIE = 1e-6
+"""Plans whose times differ by less than this share are equals: the simpler one wins (`Candidate.key`)."""
+
 Progress = Callable[[SearchProgress], None]
 
 
@@ -154,7 +157,7 @@ class _Run:
         return self.ideal[key].under(candidate).bound_s
 
     def solutions(self, candidate: Candidate) -> tuple[IntraSolution, ...]:
-        """The intra-op frontier, asked once per tp, ep, cp, where they lie, pipeline or not, and microbatch."""
+        """The intra-op frontier, asked once per slice (`_slice_key`) and microbatch."""
         key = (*self._slice_key(candidate), candidate.micro_batch)
         if key not in self.intra:
             self.intra[key] = self.pricing.intra(candidate.mesh, candidate.micro_batch)
@@ -190,7 +193,7 @@ class _Run:
         """Take up the most promising candidate until nothing left can win."""
         while self.queue:
             entry = heappop(self.queue)
-            if self.best is not None and entry.bound_s >= self.best.step_time_s:
+            if self.best is not None and entry.bound_s >= self.best.step_time_s * (1 + TIE):
                 self._prune("time: its lower bound is above the best plan", entry.candidate)
                 for other in self.queue:
                     self._prune("time: its lower bound is above the best plan", other.candidate)
@@ -463,7 +466,7 @@ def _queue_key(candidate: Candidate) -> tuple:
 
 
 def _rank(priced: Priced) -> tuple:
-    return (priced.step_time_s, priced.candidate.key)
+    return (round(math.log(priced.step_time_s) / TIE), priced.candidate.key)
 
 
 def _mesh_key(candidate: Candidate) -> tuple[int, ...]:

@@ -431,3 +431,26 @@ def test_a_smaller_optimizer_needs_no_more_memory() -> None:
         assert isinstance(found, Outcome)
         peaks.append(found.best.prediction.memory_by_kind_bytes["optimizer"])
     assert peaks[0] == pytest.approx(peaks[1] / 3), "4 bytes of master copy against 12"
+
+
+def test_of_equal_plans_the_simpler_wins() -> None:
+    """Costs that no choice changes: one axis beats two."""
+    model, cluster = Transformer(**LLAMA_8B), topology(1, memory=1e15, per_node=4)
+    problem = model.problem(cluster, batch=8)
+    still = {name: replace(facts, forward_flops_per_sample=0.0) for name, facts in problem.blocks.items()}
+    cost = BlockCost(
+        name="", forward_s=1e-3, backward_s=1e-3, saved_bytes={Recompute.NONE: 0.0}, output_bytes=0.0
+    )  # fmt: skip
+
+    def intra(mesh: Mesh, micro_batch: int) -> tuple[IntraSolution, ...]:
+        seconds = micro_batch * mesh.pp * mesh.batch_ways * 1e-4
+        blocks = {name: replace(cost, name=name, forward_s=seconds, backward_s=seconds) for name in still}
+        return (
+            IntraSolution(blocks=blocks, sequence_parallel=False, objective_s=1, bound_s=1, optimal=True),
+        )
+
+    pricing = replace(model.pricing(cluster), intra=intra)
+    found = search(replace(problem, blocks=still), pricing, pins={"pp": 1})
+    assert isinstance(found, Outcome)
+    axes = [axis for axis, size in found.best.candidate.mesh.sizes.items() if size > 1]
+    assert len(axes) == 1 and found.best.candidate.zero_stage == 0

@@ -143,3 +143,19 @@ def test_least_capacity_is_where_it_starts_to_fit() -> None:
     assert shortest(problem).status is Status.INFEASIBLE
     assert shortest(replace(problem, capacity_bytes=least)).status is Status.OPTIMAL
     assert shortest(replace(problem, capacity_bytes=least * 0.997)).status is Status.INFEASIBLE
+
+
+def test_what_costs_no_time_is_not_recomputed_without_need() -> None:
+    """Selective recomputation is free here and saves memory that is not short."""
+    free = BlockClass(
+        seconds={Recompute.NONE: 1.0, Recompute.SELECTIVE: 1.0, Recompute.FULL: 2.0},
+        static_bytes=1.0,
+        saved_bytes={Recompute.NONE: 4.0, Recompute.SELECTIVE: 2.0, Recompute.FULL: 1.0},
+        transient_bytes={Recompute.NONE: 0.0, Recompute.SELECTIVE: 0.0, Recompute.FULL: 0.0},
+    )
+    for capacity, mode in ((100.0, Recompute.NONE), (13.0, Recompute.SELECTIVE)):
+        problem = StageProblem(
+            chain=("layer",) * 4, layer_classes=frozenset({"layer"}), classes={"layer": free}, stages=1,
+            microbatches=1, in_flight=(1.0,), capacity_bytes=capacity,
+        )  # fmt: skip
+        assert shortest(problem).ranks == ((("layer", 4, mode),),)
