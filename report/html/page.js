@@ -45,7 +45,8 @@
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: variable("--ink") },
       hoverlabel: { bgcolor: variable("--card"), bordercolor: variable("--line"), font: { color: variable("--ink") } },
-      margin: { l: 10, r: 12, t: 10, b: 10 }, dragmode: "zoom",
+      margin: { l: 10, r: 12, t: 10, b: 10 },
+      dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom", // a finger scrolls the page
     }, { responsive: true, displaylogo: false, displayModeBar: false });
   };
   const drawAll = () => Object.keys(figures).forEach(draw);
