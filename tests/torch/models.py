@@ -312,9 +312,9 @@ PLAIN = (
            full={"text_layers": 12, "vision_layers": 24}),
     Family(name="MLP", classes=1, build=Perceptron, inputs=_image_inputs(28, 1), full={"layers": 24}),
     Family(name="LSTM classifier", classes=0, build=lambda: Classifier(nn.LSTM), inputs=_classifier_inputs,
-           seq_len=128),
+           seq_len=32),
     Family(name="GRU classifier", classes=0, build=lambda: Classifier(nn.GRU), inputs=_classifier_inputs,
-           seq_len=128),
+           seq_len=32),
     Family(name="DLRM", classes=0, build=Recommender, inputs=_recommender_inputs),
     Family(name="Two towers", classes=0, build=TwoTower, inputs=_two_tower_inputs),
 )  # fmt: skip
@@ -396,10 +396,10 @@ def _vision(name: str, model: str, classes: int) -> Family:
 
 
 VISION = (
-    _vision("ResNet-50", "resnet50", 2),
-    _vision("Wide ResNet-50-2", "wide_resnet50_2", 2),
+    _vision("ResNet-50", "resnet50", 4),
+    _vision("Wide ResNet-50-2", "wide_resnet50_2", 4),
     _vision("ConvNeXt base", "convnext_base", 4),
-    _vision("Swin base", "swin_base_patch4_window7_224", 4),
+    _vision("Swin base", "swin_base_patch4_window7_224", 2),
 )
 
 
