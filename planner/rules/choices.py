@@ -50,9 +50,10 @@ def choices(
 
 
 def _tensor_choices(op: Op, degree: int, sizes: dict[str, float]) -> tuple[Choice, ...]:
+    """Of equally good splits the first is taken: by batch last, since the data axes cut it already."""
     found = [_whole(op)]
     weight = matrix_labels(op)
-    for dim in op.dims:
+    for dim in sorted(op.dims, key=lambda dim: dim.name == BATCH):
         if (not weight or dim.label in weight) and divides(op, dim.label, degree, sizes):
             found.append(_split(op, dim.label))
     if op.linear:
