@@ -60,6 +60,7 @@ def embedding_bag(call: Call) -> Spec:
         outputs=((bags, column), *(tuple(() for _ in value.shape) for value in call.outputs[1:])),
         sizes={"bags": count, "n": times},
         sums=frozenset({"v"}),
+        local=frozenset({*bags, *column}),
         blocked=frozenset({"n", "q", *(() if linear else "v"), *(() if equal else bags)}),
         table="v",
         names={"v": "vocab", "h": "hidden"},

@@ -15,7 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 from tpplan.planner.build import build
 from tpplan.planner.graph import Node, Op, Operand, Ref, TracedGraph, Value
-from tpplan.planner.layout import PARTIAL, Partial, Placement, Replicate, Shard, gradient_needed
+from tpplan.planner.layout import PARTIAL, REPLICATE, Partial, Placement, Replicate, Shard, gradient_needed
 from tpplan.planner.rules.choices import Choice, _partial, _split, divides
 
 DEGREE = 2
@@ -309,7 +309,7 @@ def check(
         if sample.compared is not None and i not in sample.compared:
             continue
         parts = [result[i].detach() for result in results]
-        own = PARTIAL if choice.label in op.local else placement
+        own = PARTIAL if choice.label in op.local and placement == REPLICATE else placement
         same(together(op, write, parts, own, choice), expected[i], f"output {i}")
     _backward_ranks(op, choice, results, gradients)
     _check_gradients(op, choice, pieces, leaves)
