@@ -16,8 +16,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..planner.errors import ModelError, OptionError
+from ..planner.errors import ModelError, OptionError, PlanError
 from .batch import Call, Inputs
+from .layouts import shard_dim
 from .ops import ShardedOps, plain
 from .stages import StageCut, StageLayers
 
@@ -90,7 +91,7 @@ class StageForward:
                 return self._to_border(left.output)
             finally:
                 self._received = None
-            return plain(self._loss(outputs, call.inputs)).clone()  # torch detaches it: no view
+            return plain(self._loss(outputs, call.inputs))
 
     def _enter(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if any(isinstance(x, Tensor) and x.requires_grad for x in tree_leaves((args[1:], kwargs))):
@@ -115,8 +116,10 @@ class StageForward:
 
 
 def local_shape(hidden: Tensor, border: Placement, ranks: int) -> torch.Size:
-    """Shape of a rank's part of the activation between stages."""
-    shape = list(hidden.shape)
-    if border.is_shard():
-        shape[border.dim] //= ranks  # pyright: ignore[reportAttributeAccessIssue]
+    """Shape of a rank's part of the activation between stages. Raises `PlanError` if it does not divide."""
+    shape, dim = list(hidden.shape), shard_dim(border)
+    if dim is not None:
+        if shape[dim] % ranks:
+            raise PlanError(f"activations {tuple(shape)} between stages are split by dim {dim} over tp={ranks}")
+        shape[dim] //= ranks
     return torch.Size(shape)

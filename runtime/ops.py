@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from ..planner.errors import PlanError
 from .experts import grouped_product, lookup, on_expert_axis
@@ -62,11 +63,11 @@ def sharded_ops(forward: Callable) -> Callable:
 
 
 def _outside(func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Attributes of a weight split over ep can be read; nothing else may touch it."""
-    name = getattr(func, "__name__", str(func))
-    if name in ("__get__", "size", "dim", "numel"):
-        return func(*args, **kwargs)
-    raise PlanError(f"{name} reads a weight that is split over ep; only grouped_mm and embedding can do so")
+    """A weight split over ep may be cast or transposed; only `REPLACED` lets it meet a rank's own rows."""
+    if any(type(leaf) is Tensor for leaf in tree_leaves((args, kwargs))):
+        name = getattr(func, "__name__", str(func))
+        raise PlanError(f"{name} reads a weight that is split over ep; only grouped_mm and embedding can do so")
+    return func(*args, **kwargs)
 
 
 def _first_dtensor(values: Any) -> DTensor | None:
@@ -91,7 +92,8 @@ def plain(value: Any) -> Any:
     """A DTensor made whole and handed out as an ordinary tensor; anything else as it is."""
     if not isinstance(value, DTensor):
         return value
-    return value.redistribute(placements=[Replicate()] * value.device_mesh.ndim).to_local()
+    whole = value.redistribute(placements=[Replicate()] * value.device_mesh.ndim).to_local()
+    return whole.clone()  # no view: FSDP and pipelines hang their hooks on it
 
 
 # --------------------------------------------------------------------------- attention

@@ -159,15 +159,27 @@ def find_border(model: nn.Module, path: str, call: Call) -> Border:
             hook.remove()
     if not hidden or not isinstance(hidden[0], torch.Tensor):
         raise ModelError(f"{path}.0 is not called with a tensor as first argument: no place to cut a pipeline")
-    return Border(hidden=hidden[0], before=frozenset(before), after=frozenset(after))
+    activation = hidden[0].to(_dtype(layers))
+    return Border(hidden=activation, before=frozenset(before), after=frozenset(after))
 
 
 def _run_on_meta(module: nn.Module, call: Call) -> Any:
+    """Shapes of a forward, in bf16: on meta, grouped products exist in no other dtype."""
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    empty = {name: torch.empty_like(tensor, device="meta") for name, tensor in state.items()}
-    call = map_tensors(call, lambda tensor: torch.empty_like(tensor, device="meta"))
+    empty = {name: _hollow(tensor) for name, tensor in state.items()}
+    call = map_tensors(call, _hollow)
     with torch.no_grad(), torch.device("meta"):
         return functional_call(module, empty, call.args, call.kwargs)
+
+
+def _hollow(tensor: torch.Tensor) -> torch.Tensor:
+    dtype = torch.bfloat16 if tensor.is_floating_point() else tensor.dtype
+    return torch.empty_like(tensor, device="meta", dtype=dtype)
+
+
+def _dtype(module: nn.Module) -> torch.dtype:
+    """In which dtype a module computes: its first parameter's."""
+    return next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
 
 
 # --------------------------------------------------------------------------- the cut
@@ -210,10 +222,14 @@ class Absent(nn.Module):
         """Zeros."""
         (hollow,) = self._hollow
         device = next((x.device for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)), None)
-        outputs = _run_on_meta(hollow, Call(args, kwargs))
-        return tree_map(
-            lambda x: torch.zeros_like(x, device=device) if isinstance(x, torch.Tensor) else x, outputs
-        )
+        dtype = _dtype(hollow)
+
+        def zeros(x: Any) -> Any:
+            if not isinstance(x, torch.Tensor):
+                return x
+            return torch.zeros_like(x, device=device, dtype=dtype if x.is_floating_point() else x.dtype)
+
+        return tree_map(zeros, _run_on_meta(hollow, Call(args, kwargs)))
 
 
 def structural_copy(module: nn.Module) -> nn.Module:

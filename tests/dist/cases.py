@@ -33,7 +33,7 @@ def small_gpt() -> nn.Module:
 
 def small_mixtral() -> nn.Module:
     return mixtral.Mixtral(
-        mixtral.Config(layers=2, hidden=32, heads=4, kv_heads=2, ffn=48, vocab=128, experts=4)
+        mixtral.Config(layers=4, hidden=32, heads=4, kv_heads=2, ffn=48, vocab=128, experts=4)
     )
 
 

@@ -53,13 +53,13 @@ def plan_of(case: str) -> Plan:
         "llama pp2 zb-h1": lambda: cut(step(llama1, microbatches=4), "zb-h1", (2, 2)),
         "gpt pp2 zbv": lambda: cut(step(gpt1, microbatches=4), "zbv", (1, 1, 1, 1), 2),
         "llama pp2 tp2 zbv": lambda: cut(step(llama2, microbatches=4), "zbv", (1, 1, 1, 1), 2),
-        "gpt pp2 dp2 tp2": lambda: cut(step(gpt2, dp=2, zero=1, microbatches=4), "1f1b", (2, 2)),
-        "llama pp2 dp2 tp2": lambda: cut(step(llama2, dp=2, zero=3, microbatches=4), "1f1b", (3, 1)),
+        "gpt pp2 dp2 tp2": lambda: cut(step(gpt2, dp=2, zero=1, microbatches=2), "1f1b", (2, 2)),
+        "llama pp2 dp2 tp2": lambda: cut(step(llama2, dp=2, zero=3, microbatches=2), "1f1b", (3, 1)),
         "mixtral ep2": lambda: step(mixtral2),
         "mixtral ep4": lambda: step(cases.planned("mixtral", ep=4, tp=1, bytes_per_s=1e12), zero=1),
         "mixtral dp2 ep2 zero0": lambda: step(mixtral2, dp=2, microbatches=2),
         "mixtral dp2 ep2 zero3": lambda: step(mixtral2, dp=2, zero=3),
-        "mixtral pp2 ep2": lambda: cut(step(mixtral2, microbatches=2), "1f1b", (1, 1)),
+        "mixtral pp2 ep2": lambda: cut(step(mixtral2, microbatches=2), "1f1b", (3, 1)),
         "recommender ep2": lambda: step(cases.planned("recommender", ep=2, tp=1, bytes_per_s=1e12)),
         "recommender dp2 ep4": lambda: step(
             cases.planned("recommender", ep=4, tp=1, bytes_per_s=1e12), dp=2, zero=1
@@ -81,9 +81,7 @@ CASES = (
 
 def train(name: str, plan: Plan) -> tuple[list[float], dict[str, Any], dict[str, Any], list[bool]]:
     """On one rank: losses, first gradients, last parameters, whether each parameter is this rank's part only."""
-    parallel = auto_parallelize(
-        cases.built(name), cases.inputs(name), plan=plan, loss_fn=cases.LOSS[name]
-    )
+    parallel = auto_parallelize(cases.built(name), cases.inputs(name), plan=plan, loss_fn=cases.LOSS[name])
     optimizer = cases.optimizer_of(parallel.parameters())
     losses, first = [], {}
     for step in range(cases.STEPS):
@@ -125,9 +123,7 @@ def test_three_steps_equal_one_process(case: str, ranks: Ranks) -> None:
 
 def executed(name: str, plan: Plan) -> list[Any]:
     """The collectives of a second step on one rank."""
-    parallel = auto_parallelize(
-        cases.built(name), cases.inputs(name), plan=plan, loss_fn=cases.LOSS[name]
-    )
+    parallel = auto_parallelize(cases.built(name), cases.inputs(name), plan=plan, loss_fn=cases.LOSS[name])
     parallel.train_step(cases.inputs(name))
     for parameter in parallel.parameters():
         parameter.grad = None
