@@ -8,6 +8,7 @@ gradient.
 from __future__ import annotations
 
 import string
+from dataclasses import replace
 from typing import Any
 
 from ..graph import Value
@@ -157,8 +158,9 @@ def cdist(call: Call) -> Spec:
     ba = _axes([*batch[len(batch) - len(b.shape) + 2 :], "n", "k"], b.shape)
     ya = _axes([*batch, "m", "n"], call.outputs[0].shape)
     shared = _real(batch, ya)
-    product = _product(_real(["m"], aa), _real(["n"], ba), _real(["k"], aa), shared) | {"sums": frozenset()}
-    return Spec(inputs=(aa, ba), outputs=(ya,), blocked=frozenset({"k"}), **product)
+    product = _product(_real(["m"], aa), _real(["n"], ba), _real(["k"], aa), shared)
+    spec = Spec(inputs=(aa, ba), outputs=(ya,), blocked=frozenset({"k"}), **product)
+    return replace(spec, sums=frozenset())
 
 
 @rule("aten._grouped_mm", "transformers.grouped_mm_fallback")

@@ -7,6 +7,8 @@ fused projection is split by heads or by ffn (DTensor's strided shard).
 
 from __future__ import annotations
 
+from typing import Any
+
 from .pointwise import aligned
 from .registry import rule
 from .spec import Axis, Call, Spec
@@ -19,12 +21,10 @@ def _axes(shape: tuple[int, ...], prefix: str = "d") -> tuple[Axis, ...]:
 
 
 def _view(
-    inputs: tuple[tuple[Axis, ...] | None, ...], outputs: tuple[tuple[Axis, ...], ...], **extra: object
+    inputs: tuple[tuple[Axis, ...] | None, ...], outputs: tuple[tuple[Axis, ...], ...], **extra: Any
 ) -> Spec:
-    linear = tuple(range(len(inputs)))
-    return Spec(
-        **{"family": "view", "inputs": inputs, "outputs": outputs, "linear": linear, "sort": "keep"} | extra
-    )  # type: ignore[arg-type]
+    usual: dict[str, Any] = {"family": "view", "linear": tuple(range(len(inputs))), "sort": "keep"}
+    return Spec(inputs=inputs, outputs=outputs, **usual | extra)
 
 
 def _dim(call: Call, position: int, name: str = "dim", default: int = 0) -> int:
