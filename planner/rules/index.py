@@ -35,7 +35,7 @@ def index(call: Call) -> Spec:
         return unsplit(call)
     if len(ids) > 1 or positions[0] is None:
         return _picked(call, positions)
-    return routed_rows(call) or _rows(call, ids[0], 0)
+    return routed_rows(call) or _rows(call, call.inputs[1], 0)
 
 
 @rule("aten.index_select")
@@ -148,7 +148,7 @@ def searchsorted(call: Call) -> Spec:
     boundaries, *values = call.inputs
     axes = _axes(values[0].shape) if values else ()
     lead = axes[:-1] if len(boundaries.shape) > 1 else ()
-    table: tuple[Axis, ...] = (*lead, ("n",) if boundaries.shape[-1] > 1 else ())
+    table: tuple[Axis, ...] = (*lead, () if boundaries.shape[-1:] == (1,) else ("n",))
     sorters = tuple(table for _ in values[1:])
     return Spec(
         family="memory",

@@ -42,8 +42,8 @@ def index_add(call: Call) -> Spec:
 @rule("aten.scatter", "aten.scatter_", "aten.scatter_add", "aten.scatter_add_", "aten.scatter_reduce")
 def scatter(call: Call) -> Spec:
     """`base.scatter(dim, ids, source)`, the source a tensor of at least the ids' extents or a number."""
-    routed = routed_writes(call) if len(call.inputs) > 2 else None
     base, ids, *source = call.inputs
+    routed = routed_writes(call) if source else None
     if routed or not base.shape or not ids.shape:
         return routed or unsplit(call)
     dim = int(call.args[1]) % len(base.shape)
