@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -30,8 +30,6 @@ GROUPED = (
     Collective.ALL_TO_ALL,
     Collective.BROADCAST,
 )
-MESSAGES = {Collective.SEND_RECV: 2}
-"""Messages in one timed execution, where it is not one: there and back."""
 ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 """torch 2.13 renames them and warns about the old names."""
@@ -81,7 +79,7 @@ def measure(
 
     found = sample(run, settings, agree=world.slowest)
     _check(world, operation, where)
-    return replace(found, seconds=found.seconds / MESSAGES.get(collective, 1))
+    return found
 
 
 def exact_bytes(nbytes: int, size: int) -> int:
@@ -210,19 +208,17 @@ def _broadcast(
 def _send_recv(
     group: dist.ProcessGroup, ranks: list[int], me: int, count: int, device: torch.device
 ) -> Operation:
-    """There and back."""
-    buffer = torch.zeros(count, device=device)
+    """Both ranks send and receive at once, so that every link carries traffic in both directions."""
+    sent, received = torch.empty(count, device=device), torch.empty(count, device=device)
+    peer = ranks[1 - me]
+    ops = [dist.P2POp(dist.isend, sent, peer, group), dist.P2POp(dist.irecv, received, peer, group)]
+
+    def fill() -> None:
+        sent.fill_(me + 1.0)
+        received.zero_()
 
     def once() -> None:
-        if me == 0:
-            dist.send(buffer, ranks[1], group=group)
-            dist.recv(buffer, ranks[1], group=group)
-        elif me == 1:
-            dist.recv(buffer, ranks[0], group=group)
-            dist.send(buffer, ranks[0], group=group)
+        for request in dist.batch_isend_irecv(ops):
+            request.wait()
 
-    return Operation(
-        fill=lambda: buffer.fill_(5.0 if me == 0 else 0.0),
-        once=once,
-        right=lambda: bool((buffer == 5.0).all()),
-    )
+    return Operation(fill=fill, once=once, right=lambda: bool((received == 2.0 - me).all()))

@@ -35,8 +35,10 @@ class Watch(threading.Thread):
         self._store, self._rank, self._hosts = store, rank, hosts
         self._over = threading.Event()
         self._step, self._what = 0, "starting"
-        self._seen: dict[int, tuple[str, float]] = {}
-        self._steps: dict[int, tuple[int, str]] = {}
+        others = [other for other in range(len(hosts)) if other != rank]
+        self._seen: dict[int, tuple[str, float]] = dict.fromkeys(others, ("", time.monotonic()))
+        """The last pulse of every other rank and when it was new, until it takes its leave."""
+        self._steps: dict[int, tuple[int, str]] = dict.fromkeys(others, (0, "starting"))
         self._failed: dict[int, str] = {}
         """What ranks said that ended by themselves with an error of their own."""
         self.store_lost = False
@@ -122,15 +124,15 @@ class Watch(threading.Thread):
 
     def _look(self) -> None:
         now = time.monotonic()
-        for rank in range(len(self._hosts)):
+        for rank in list(self._seen):
             key = f"pulse/{rank}"
-            if rank == self._rank or not self._store.check([key]):
-                continue
             if self._store.check([f"left/{rank}"]):
                 self._leaves(rank, now)
                 continue
+            if not self._store.check([key]):
+                continue
             text = self._store.get(key).decode()
-            if self._seen.get(rank, ("", 0.0))[0] != text:
+            if self._seen[rank][0] != text:
                 _, step, what = json.loads(text)
                 self._seen[rank] = (text, now)
                 self._steps[rank] = (step, what)

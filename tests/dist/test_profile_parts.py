@@ -1,0 +1,306 @@
+"""The profiler's arithmetic, without ranks: patterns, tiers, timing, the journal, the file, warnings."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tpplan import cli
+from tpplan.planner.errors import TopologyError
+from tpplan.profiler import below_class, journal, profile_file
+from tpplan.profiler.discovery import tiers
+from tpplan.profiler.overlap import sigma
+from tpplan.profiler.patterns import pairs, pattern, patterns
+from tpplan.profiler.settings import QUICK, Measurement, Sample
+from tpplan.profiler.timing import sample, spread
+from tpplan.topologies import load_device
+
+
+def one(key: str, *, kind: str = "kernel", seconds: float = 1e-3, **facts) -> Measurement:
+    return Measurement(
+        key=key, kind=kind, facts=facts, sample=Sample(seconds=seconds, spread=0.01, batches=5)
+    )
+
+
+# --------------------------------------------------------------------------- patterns
+
+
+@pytest.mark.parametrize(
+    ("members", "groups"),
+    [
+        ((2, 1), {(0, 1), (2, 3), (4, 5), (6, 7)}),  # inside nodes of two
+        ((1, 4), {(0, 2, 4, 6), (1, 3, 5, 7)}),  # one of each node
+        ((1, 2), {(0, 2), (1, 3), (4, 6), (5, 7)}),  # one of each of two nodes
+        ((2, 4), {(0, 1, 2, 3, 4, 5, 6, 7)}),
+    ],
+)
+def test_groups_of_a_pattern(members: tuple[int, ...], groups: set[tuple[int, ...]]):
+    assert set(pattern((2, 4), members).groups) == groups
+
+
+def test_quick_spans_levels_whole_and_full_also_parts_of_them():
+    assert [one.members for one in patterns((2, 4), quick=True)] == [(1, 4), (2, 1), (2, 4)]
+    assert [one.members for one in patterns((2, 4), quick=False)] == [(1, 2), (1, 4), (2, 1), (2, 2), (2, 4)]
+    assert patterns((1, 1), quick=False) == ()
+
+
+def test_pairs_at_each_level():
+    assert [one.members for one in pairs((2, 1, 4))] == [(2, 1, 1), (1, 1, 2)]
+    assert pairs((3,))[0].groups == ((0, 1),)  # the odd rank waits
+
+
+# --------------------------------------------------------------------------- tiers
+
+
+def speeds(count: int, racks: int, *, inside: float, across: float) -> dict[tuple[int, int], float]:
+    """Pairs of `count` nodes in racks of `racks`, each a little different."""
+    return {
+        (a, b): (inside if a // racks == b // racks else across) * (1 + 0.01 * (a + b))
+        for a in range(count)
+        for b in range(a + 1, count)
+    }
+
+
+@pytest.mark.parametrize(
+    ("found", "sizes"),
+    [
+        (speeds(4, 2, inside=62.0, across=10.8), (2, 2)),
+        (speeds(8, 4, inside=100.0, across=30.0), (4, 2)),
+        (speeds(4, 4, inside=100.0, across=1.0), (4,)),
+        (speeds(4, 2, inside=100.0, across=80.0), (4,)),  # a fifth less is noise
+        ({(0, 1): 90.0, (0, 2): 10.0, (1, 2): 10.0}, (3,)),  # uneven racks
+        (
+            {(0, 1): 9.0, (0, 2): 90.0, (0, 3): 9.0, (1, 2): 9.0, (1, 3): 90.0, (2, 3): 9.0},
+            (4,),
+        ),  # interleaved
+    ],
+)
+def test_tiers_are_gaps_in_bandwidth(found: dict[tuple[int, int], float], sizes: tuple[int, ...]):
+    assert tiers(found, 1 + max(b for _, b in found)) == sizes
+
+
+def test_three_tiers_of_nodes():
+    found = {
+        (a, b): 100.0 if a // 2 == b // 2 else 30.0 if a // 4 == b // 4 else 5.0
+        for a in range(8)
+        for b in range(a + 1, 8)
+    }
+    assert tiers(found, 8) == (2, 2, 2)
+
+
+# --------------------------------------------------------------------------- timing
+
+
+def test_batches_repeat_until_they_agree():
+    steady = sample(lambda count: 0.01 * count, QUICK)
+    assert (steady.batches, steady.spread) == (QUICK.batches[0], 0.0)
+    assert steady.seconds == pytest.approx(0.01)
+    clock = iter(range(1, 1000))
+    restless = sample(lambda count: count * (0.001 if next(clock) % 2 else 0.003), QUICK)
+    assert restless.batches == QUICK.batches[1] and restless.spread > QUICK.spread
+
+
+def test_short_executions_are_timed_in_long_batches():
+    counts = []
+
+    def run(count: int) -> float:
+        counts.append(count)
+        return 1e-6 * count
+
+    sample(run, QUICK)
+    assert counts[-1] * 1e-6 >= QUICK.batch_s / 2
+
+
+def test_spread_ignores_one_interrupted_batch():
+    assert spread([1.0, 1.0, 1.0, 1.0, 9.0]) == 0.0
+
+
+# --------------------------------------------------------------------------- the journal
+
+RUN = {"sizes": [2, 2], "device": "cpu"}
+
+
+def test_a_journal_is_read_back(tmp_path: Path):
+    path = tmp_path / "c.yaml.partial"
+    book = journal.Journal(path, RUN, {})
+    book.add(one("a", flops=1.0))
+    book.add(one("b", seconds=2.0))
+    found, problem = journal.read(path, RUN)
+    assert found == book.measurements and problem is None
+    book.remove()
+    assert not path.exists() and journal.read(path, RUN) == ({}, None)
+
+
+@given(cut=st.integers(min_value=0))
+def test_a_journal_cut_anywhere_keeps_whole_lines(tmp_path_factory: pytest.TempPathFactory, cut: int):
+    path = tmp_path_factory.mktemp("cut") / "c.yaml.partial"
+    book = journal.Journal(path, RUN, {})
+    for key in "abc":
+        book.add(one(key))
+    whole = path.read_bytes()
+    path.write_bytes(whole[: cut % (len(whole) + 1)])
+    found, problem = journal.read(path, RUN)
+    assert problem is None
+    assert list(found) == list("abc")[: len(found)]
+
+
+def test_another_run_starts_over_and_says_why(tmp_path: Path):
+    path = tmp_path / "c.yaml.partial"
+    journal.Journal(path, RUN, {}).add(one("a"))
+    found, problem = journal.read(path, {**RUN, "sizes": [4, 2]})
+    assert found == {} and problem and "(sizes differ)" in problem
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("hello\nworld\n", ":1: damaged"),
+        ('{"version": 9, "run": {}}\n', ":1: not a journal of version 1"),
+        (json.dumps({"version": 1, "run": RUN}) + "\n\x00\x01\n{}\n", ":2: damaged"),
+        (json.dumps({"version": 1, "run": RUN}) + '\n{"key": 1}\n', ":2: damaged"),
+        (json.dumps({"version": 1, "run": RUN}) + "\n[1]\n", ":2: damaged"),
+    ],
+)
+def test_a_corrupted_journal_is_a_clear_error(tmp_path: Path, text: str, message: str):
+    path = tmp_path / "c.yaml.partial"
+    path.write_text(text)
+    with pytest.raises(TopologyError, match=message):
+        journal.read(path, RUN)
+
+
+# --------------------------------------------------------------------------- the file
+
+
+def gemm(side: int, seconds: float) -> Measurement:
+    return one(
+        f"gemm {side}", seconds=seconds, name="gemm", family="gemm", dtype="fp32", flops=2.0 * side**3,
+        bytes=12.0 * side**2, shape={"m": side, "n": side, "k": side},
+    )  # fmt: skip
+
+
+def test_larger_kernels_are_never_faster():
+    points = [(1.0, 0.5), (2.0, 1.0), (4.0, 3.0), (8.0, 0.2)]
+    held = profile_file.monotone(points)
+    times = [size / fraction for size, fraction in held]
+    assert times == sorted(times) and held[1] == [2.0, 1.0] and held[2] == [4.0, 2.0]
+
+
+def test_curves_are_monotone_and_say_how_groups_lie():
+    found = [
+        one(f"{members} {size}", kind="collective", seconds=seconds, collective="all-gather",
+            members=list(members), bytes=size)
+        for members in ((1, 2), (2, 2))
+        for size, seconds in ((1024, 2e-4), (65536, 1e-4), (2**20, 1e-3))
+    ]  # fmt: skip
+    base = {"gb_per_s": 1.0, "latency_us": 1.0, "efficiency": 0.5}
+    from tpplan.profiler.discovery import Layout, Ring
+
+    layout = Layout(
+        rings=(Ring(name="node", size=2, kind="tcp"), Ring(name="cluster", size=2, kind="tcp")),
+        device_name="cpu", memory_bytes=1, free_bytes=1, hosts=("a", "b"), notes=(),
+    )  # fmt: skip
+    node, cluster = profile_file.levels(layout, found, default=[base], source="here")
+    assert "measured" not in node and node["sources"]["gb_per_s"].startswith("not measured")
+    apart, full = cluster["measured"]
+    assert apart["inside"] == [1] and "inside" not in full
+    assert apart["bytes_us"] == [[1024, 200.0], [65536, 200.0], [2**20, 1000.0]]
+
+
+def test_sigma_is_at_least_one():
+    part = Sample(seconds=2.0, spread=0.0, batches=5)
+    samples = {"collective": part, "compute": replace(part, seconds=1.5), "both": replace(part, seconds=3.0)}
+    assert sigma(samples) == 1.5
+    assert sigma({**samples, "both": replace(part, seconds=1.9)}) == 1.0
+
+
+CLUSTER = """name: lab
+device: cpu
+levels:
+  - name: node
+    size: 2
+    kind: tcp
+    gb_per_s: 1
+    latency_us: 9
+    efficiency: 0.5
+  - name: cluster
+    size: 2
+    kind: tcp
+    gb_per_s: 1
+    latency_us: 9
+    efficiency: 0.5
+    measured:
+      - {collective: all-reduce, ranks: 4, bytes_us: [[8, 1]], source: here}
+"""
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        ("ranks: 4", "ranks: 5", "ranks: found 5, expected a multiple of the 2 ranks in one unit"),
+        ("ranks: 4", "ranks: 4, inside: [1, 1]", "inside: found 2 numbers, expected one for each of the 1"),
+        ("all-reduce", "allreduce", "did you mean 'all-reduce'"),
+        ("[[8, 1]]", "[[8, -1]]", "must be greater than 0"),
+        ("name: lab", "name: lab\nprofile: {version: 2}", "profile.version"),
+        ("name: lab", "name: lab\nmeasured_device: {nam: x}", "measured_device.name: missing"),
+        ("levels:", "levels", "not YAML"),
+    ],
+)
+def test_a_damaged_profile_is_a_clear_error(tmp_path: Path, capsys, right: str, wrong: str, message: str):
+    path = tmp_path / "lab.yaml"
+    path.write_text(CLUSTER)
+    assert cli.main(["topology", "show", str(path)]) == 0
+    path.write_text(CLUSTER.replace(right, wrong, 1))
+    assert cli.main(["topology", "show", str(path)]) == 2
+    assert message in capsys.readouterr().err
+
+
+# --------------------------------------------------------------------------- below class
+
+
+def h100_gemm(tflops: float) -> Measurement:
+    flops = 2.0 * 8192**3
+    return one(
+        "gemm", seconds=flops / (tflops * 1e12), name="gemm", family="gemm", dtype="bf16", flops=flops,
+        bytes=6.0 * 8192**2, shape={"m": 8192, "n": 8192, "k": 8192},
+    )  # fmt: skip
+
+
+def test_a_slow_device_is_compared_with_its_kind():
+    h100 = load_device("h100-sxm5-80gb")
+    assert list(below_class.slow_kernels([h100_gemm(700.0)], h100)) == []
+    (warning,) = below_class.slow_kernels([h100_gemm(200.0)], h100)
+    assert "h100-sxm5-80gb" in warning and "power or clock limits" in warning
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause"),
+    [("nvlink", "goes over PCIe"), ("pcie", "no peer-to-peer"), ("infiniband", "one NIC of 4")],
+)
+def test_a_slow_link_names_its_likely_cause(kind: str, cause: str):
+    usual = {"name": "node", "kind": kind, "gb_per_s": 100.0, "efficiency": 0.8}
+    slow = {**usual, "gb_per_s": 25.0, "measured": []}
+    (warning,) = below_class.slow_links([slow], [usual])
+    assert cause in warning
+    assert list(below_class.slow_links([{**usual, "measured": []}], [usual])) == []
+
+
+def test_a_straggler_is_named_with_its_host():
+    (warning,) = below_class.stragglers([1.0, 1.0, 1.4, 1.0], ["a", "a", "b", "b"])
+    assert warning.startswith("rank 2 (b) takes 1.40 times")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--budget", "0"], "--budget 0: must be greater than 0"),
+        (["--budget", "soon"], "--budget soon: expected a number"),
+        (["-o", "nowhere/c.yaml"], "there is no directory nowhere"),
+    ],
+)
+def test_bad_options(capsys, arguments: list[str], message: str):
+    assert cli.main(["profile", *arguments]) == 2
+    assert message in capsys.readouterr().err
