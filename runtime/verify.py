@@ -1,0 +1,256 @@
+"""A plan on CPU ranks against one process: loss, every gradient, one optimizer step, every collective.
+
+In: a model (small enough for this machine, in fp32), a global batch, a loss, a plan. Out: a `Verdict`.
+One gloo rank per device of the plan is forked here. Relative errors compare Euclidean norms:
+|found - expected| / |expected|. With dropout two runs never agree, so models are put in eval mode.
+"""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import os
+import tempfile
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ..planner.errors import OptionError, PlanError
+from ..planner.plan import Plan
+from .api import auto_parallelize
+from .batch import call_of
+from .executed import Executed, record
+from .fidelity import Row, compare
+from .forward import LossFunction, own_loss
+from .gather import whole
+
+TOLERANCE = 1e-4
+"""Largest relative error of fp32 sums added in another order."""
+LARGEST_PARAMETERS = 50_000_000
+"""More would not fit a machine once per rank in fp32."""
+MOST_RANKS = 64
+PATIENCE_S = 300
+LEARNING_RATE, EPS, MAX_NORM = 1e-2, 1e-2, 1.0
+"""Of the step that is compared: an eps at which AdamW does not magnify rounding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What was found."""
+
+    ranks: int
+    loss: float
+    expected_loss: float
+    gradient_error: float
+    """The largest of any parameter."""
+    worst_gradient: str
+    step_error: float
+    """The largest of any parameter after one clipped AdamW step."""
+    collectives: tuple[Row, ...]
+    """Of rank 0."""
+    same_order: bool
+    """Whether all ranks of each group ran its collectives in the same order."""
+    differences: tuple[str, ...]
+    """What the runtime knows to run otherwise than priced."""
+
+    @property
+    def equal(self) -> bool:
+        """Whether the plan computes what one process does."""
+        close = abs(self.loss - self.expected_loss) <= TOLERANCE * abs(self.expected_loss)
+        return close and max(self.gradient_error, self.step_error) <= TOLERANCE and self.same_order
+
+    @property
+    def faithful(self) -> bool:
+        """Whether every collective that ran is one that was planned, and the other way round."""
+        return all(row.agrees for row in self.collectives)
+
+
+Values = dict[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    model: nn.Module
+    batch: Any
+    loss: LossFunction
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    loss: float
+    gradients: Values
+    parameters: Values
+    executed: list[Executed]
+    differences: tuple[str, ...]
+
+
+def reduced(plan: Plan, ranks: int | None) -> Plan:
+    """The plan in fp32, on fewer data-parallel ranks if `ranks` says so.
+
+    Raises `OptionError` when that number of ranks cannot be reached by cutting `dp` alone.
+    """
+    rest = plan.mesh.devices // plan.mesh.dp
+    wanted = ranks or plan.mesh.devices
+    if wanted % rest or plan.mesh.dp % (wanted // rest or plan.mesh.dp + 1):
+        raise OptionError(f"--ranks {wanted}: only dp={plan.mesh.dp} can be cut, to multiples of {rest} ranks")
+    if wanted > MOST_RANKS:
+        raise OptionError(f"the plan has {wanted} ranks, more than {MOST_RANKS}: give --ranks a multiple of {rest}")
+    mesh = replace(plan.mesh, dp=wanted // rest)
+    return replace(plan, mesh=mesh, job=replace(plan.job, dtype="fp32"))
+
+
+def samples(plan: Plan) -> int:
+    """Samples of one step."""
+    return plan.micro_batch * plan.num_microbatches * plan.mesh.batch_ways
+
+
+def verify(model: nn.Module, batch: Any, plan: Plan, *, loss: LossFunction | None, planned: Plan) -> Verdict:
+    """Run `plan` (see `reduced`) on forked ranks and compare.
+
+    `planned` is the plan as it was made: whether its bytes can be compared depends on its dtype and
+    size. Raises `PlanError` when a rank fails or does not answer, with what it said.
+    """
+    parameters = sum(p.numel() for p in model.parameters())
+    if parameters > LARGEST_PARAMETERS:
+        raise OptionError(
+            f"the model has {parameters:,} parameters; verify runs it once per rank on this machine: "
+            f"give a small factory, at most {LARGEST_PARAMETERS:,}"
+        )
+    task = _Task(model.float().eval(), batch, loss or own_loss, plan)
+    found = _on_ranks(task)
+    expected = _alone(task)  # after the fork: autograd's threads do not survive one
+    rows = compare(plan, found[0].executed)
+    if planned.job.dtype != "fp32" or planned.mesh != plan.mesh:
+        rows = tuple(replace(row, agrees=_counts_agree(row)) for row in rows)
+    name, gradient_error = _worst([f.gradients for f in found], expected.gradients)
+    return Verdict(
+        ranks=plan.mesh.devices,
+        loss=found[0].loss,
+        expected_loss=expected.loss,
+        gradient_error=gradient_error,
+        worst_gradient=name,
+        step_error=_worst([f.parameters for f in found], expected.parameters)[1],
+        collectives=rows,
+        same_order=same_order([f.executed for f in found]),
+        differences=found[0].differences,
+    )
+
+
+def _counts_agree(row: Row) -> bool:
+    """Other dtypes and fewer data ranks change bytes; what runs, and along tp how often, stays."""
+    if row.axis == "tp" and row.planned_count and row.executed_count:
+        return row.agrees or row.planned_count == row.executed_count
+    return bool(row.planned_count) == bool(row.executed_count)
+
+
+def _worst(found: Sequence[Values], expected: Mapping[str, Tensor]) -> tuple[str, float]:
+    """Name and relative error of the parameter that is most wrong on any rank; a missing one is all wrong."""
+    errors = {name: 1.0 for name in expected}
+    for name in expected:
+        every = [values[name] for values in found if name in values]
+        size = expected[name].norm() + torch.finfo(torch.float32).tiny
+        if every:
+            errors[name] = max(((v - expected[name]).norm() / size).item() for v in every)
+    worst = max(errors, key=errors.__getitem__)
+    return worst, errors[worst]
+
+
+def same_order(executed: Sequence[Sequence[Executed]]) -> bool:
+    """Whether the members of each group agree on the kinds and order of its collectives."""
+    by_group: dict[tuple[int, ...], list[list[str]]] = {}
+    for rank, found in enumerate(executed):
+        for group in {e.ranks for e in found if rank in e.ranks}:
+            kinds = [str(e.collective) for e in found if e.ranks == group and e.collective != "send/recv"]
+            by_group.setdefault(group, []).append(kinds)
+    return all(kinds == every[0] for every in by_group.values() for kinds in every)
+
+
+# --------------------------------------------------------------------------- one process
+
+
+def _alone(task: _Task) -> _Found:
+    model = copy.deepcopy(task.model)
+    call = call_of(task.batch)
+    loss = task.loss(model(*call.args, **call.kwargs), call.inputs)
+    loss.backward()
+    gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+    torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, eps=EPS).step()
+    parameters = {n: p.detach() for n, p in model.named_parameters()}
+    return _Found(loss.item(), gradients, parameters, [], ())
+
+
+# --------------------------------------------------------------------------- many
+
+
+def _step(task: _Task) -> _Found:
+    parallel = auto_parallelize(task.model, task.batch, plan=task.plan, loss_fn=task.loss)
+    with record() as executed:
+        loss = parallel.train_step(task.batch).item()
+    gradients = {n: whole(p.grad).clone() for n, p in parallel.named_parameters() if p.grad is not None}
+    with record() as clipping:
+        parallel.clip_grad_norm_(MAX_NORM)
+    torch.optim.AdamW(parallel.parameters(), lr=LEARNING_RATE, eps=EPS).step()
+    parameters = {n: whole(p.detach()) for n, p in parallel.named_parameters()}
+    return _Found(loss, gradients, parameters, executed + clipping, parallel.differences)
+
+
+def _on_ranks(task: _Task) -> list[_Found]:
+    """Fork the ranks, run one step on each, end them."""
+    context = multiprocessing.get_context("fork")
+    size = task.plan.mesh.devices
+    with tempfile.TemporaryDirectory() as folder:
+        pairs = [context.Pipe() for _ in range(size)]
+        ranks = [
+            context.Process(target=_rank, args=(task, rank, size, folder, pairs[rank][1]), daemon=True)
+            for rank in range(size)
+        ]
+        for process in ranks:
+            process.start()
+        for _, theirs in pairs:
+            theirs.close()
+        try:
+            return _answers([ours for ours, _ in pairs])
+        finally:
+            for process in ranks:
+                process.kill()
+                process.join()
+
+
+def _rank(task: _Task, rank: int, size: int, folder: str, pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(quiet, 2)  # torch's own remarks; what goes wrong is sent
+    try:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
+        pipe.send(_step(task))
+    except BaseException as error:
+        pipe.send(f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-3)}")
+    pipe.recv()  # until it is ended: the tensors sent are shared memory of this process
+
+
+def _answers(pipes: Sequence[Connection]) -> list[_Found]:
+    answers: dict[int, _Found] = {}
+    while len(answers) < len(pipes):
+        waiting: dict[Any, int] = {pipes[rank]: rank for rank in range(len(pipes)) if rank not in answers}
+        ready = wait(list(waiting), PATIENCE_S)
+        if not ready:
+            silent = ", ".join(str(rank) for rank in waiting.values())
+            raise PlanError(f"no answer from rank {silent} within {PATIENCE_S} s: a collective hangs")
+        for pipe in ready:
+            rank = waiting[pipe]
+            try:
+                answer = pipe.recv()  # pyright: ignore[reportAttributeAccessIssue]
+            except EOFError:
+                answer = "it ended without a word"
+            if not isinstance(answer, _Found):
+                raise PlanError(f"rank {rank}: {answer}")
+            answers[rank] = answer
+    return [answers[rank] for rank in range(len(pipes))]
