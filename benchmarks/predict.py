@@ -20,8 +20,8 @@ from tpplan.planner.graph import Graph
 from tpplan.planner.mesh import Mesh
 from tpplan.planner.problem import Candidate, Priced, Pricing
 from tpplan.planner.profile import Framework, Job
-from tpplan.planner.solve.intra_op import Prices, intra_op
 from tpplan.planner.solve.costed import Costed
+from tpplan.planner.solve.intra_op import Prices, intra_op
 from tpplan.planner.solve.price import price
 from tpplan.planner.solve.stages import shortest
 from tpplan.planner.suggest import search_problem

@@ -30,6 +30,11 @@ CLUSTERS = {
 }
 """Bundled cluster for each published device name; network bandwidth is overridden where stated."""
 
+FLASH_2 = 0.65
+"""FlashAttention-2 on Hopper over the device file's curve: 35% of peak (arXiv:2407.08608, figure 5)."""
+CUDNN_9 = 1.2
+"""cuDNN 9 attention over the same curve: 0.6 and more of peak forward (NVIDIA cuDNN 9 notes)."""
+
 MEGATRON = replace(
     FRAMEWORKS["megatron"],
     routing_s=1.5e-3,  # token counts are read back before dispatch; 3 ms a layer (cost model trials)
@@ -40,32 +45,44 @@ MEGATRON = replace(
 MEGATRON_2021 = replace(
     MEGATRON,
     attention="materialised",  # before FlashAttention
+    accumulation_bytes=10.0,  # main_grad += grad: fp32 read and written, fp16 read
     sync_bytes=2,  # fp16 gradients are reduced as they are
     dp_overlap=0.0,  # the local DDP wrapper reduces after the last backward
     gather_overlap=0.0,
     tp_overlap=0.0,
 )
-MEGATRON_PLAIN = replace(MEGATRON, tp_overlap=0.0, dp_overlap=0.0, gather_overlap=0.0)
+MEGATRON_2022 = replace(MEGATRON_2021, accumulation_bytes=0.0)  # --gradient-accumulation-fusion
+MEGATRON_PLAIN = replace(
+    MEGATRON, attention_efficiency=CUDNN_9, tp_overlap=0.0, dp_overlap=0.0, gather_overlap=0.0
+)
 MEGATRON_RECIPES = replace(
     MEGATRON,
     tp_overlap=0.7,  # user buffers, in NVIDIA's own recipes
     p2p_overlap=0.8,  # interleaved schedules send while they compute
     cp_overlap=0.9,  # ring attention
+    dedups_routing=True,  # DeepEP and HybridEP send a token once to each node
 )
 TORCH = replace(
     FRAMEWORKS["torch"],
     selective="alternate",  # torchtitan's per-op policy
-    attention_efficiency=0.65,  # FlashAttention-2: 35% of an H100 (arXiv:2407.08608)
+    attention_efficiency=FLASH_2,
+    eager_traffic=2.0,  # RMSNorm and rotary embeddings of several kernels, partly in fp32
     recompute_stops_early=True,  # non-reentrant checkpoints
+)
+AUTOMODEL = replace(
+    TORCH,  # FSDP2 around Transformer Engine's attention, norms and rotary embeddings
+    attention_efficiency=CUDNN_9,
+    fuses_pointwise=True,
 )
 COMPOSER = replace(
     TORCH,
     name="composer",
-    attention_efficiency=0.65,  # FlashAttention in Triton (A100) and FlashAttention-2 (H100)
+    attention_efficiency=0.55,  # FlashAttention in Triton on A100, version 2 with ALiBi on H100
 )
 MEGATRON_DEEPSPEED = replace(
     FRAMEWORKS["deepspeed"],
     attention="materialised",
+    accumulation_bytes=6.0,  # autograd adds fp16 gradients in place
     fuses_pointwise=True,  # Megatron's kernels
     scatters_handover=True,
     saves_gathered_input=False,
@@ -82,19 +99,21 @@ ZERO_2021 = replace(
 
 PROFILES = {
     "sc21": MEGATRON_2021,
-    "seqsel": MEGATRON_2021,
+    "seqsel": MEGATRON_2022,
     "simumax": MEGATRON_PLAIN,
-    "mbridge": MEGATRON_RECIPES,
-    "nemo2407": MEGATRON_RECIPES,
+    "mbridge": replace(MEGATRON_RECIPES, attention_efficiency=CUDNN_9),
+    "nemo2407": replace(MEGATRON_RECIPES, attention_efficiency=FLASH_2),
     "dgxc": MEGATRON_RECIPES,
     "tt": TORCH,
-    "automodel": TORCH,
+    "automodel": AUTOMODEL,
     "mpt": COMPOSER,
     "mtnlg": MEGATRON_DEEPSPEED,
     "vtrain": MEGATRON_DEEPSPEED,
 }
 """What each source ran: the product's profile of the family as that software generation differed."""
 PURE = "PURE"
+EP_OVERLAP = 0.7
+"""DeepSeek recipes run the all-to-all of one microbatch beside another's computation; share as tp's."""
 ASYNC_TP_OVERLAP = 0.7
 """As user buffers: async tensor parallelism is the same idea in torch."""
 
@@ -133,6 +152,8 @@ def framework_of(row: Row) -> Framework:
         profile = replace(profile, fuses_pointwise=True)
     if row.options.get("async_tp"):
         profile = replace(profile, tp_overlap=ASYNC_TP_OVERLAP)
+    if row.source == "mbridge" and row.dims.kv_rank:
+        profile = replace(profile, ep_overlap=EP_OVERLAP)
     if row.options.get("mp_mode") == PURE:
         profile = replace(profile, sync_bytes=2, gradient_bytes=2)
     return profile

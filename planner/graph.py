@@ -261,6 +261,8 @@ class Op:
     """Precision of its matrix products where it is not that of what it reads (`fp8`)."""
     materialised: bool = False
     """Attention that writes its scores to memory."""
+    traffic: float = 1.0
+    """Memory traffic over one read of each input and one write of each output."""
 
     def size(self, label: str) -> int:
         """Extent of one dim as traced."""

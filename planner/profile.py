@@ -77,8 +77,19 @@ class Framework:
     """Whether tp ranks send a part each of what they all hold, and gather it on the other side."""
     gather_bytes_per_s: float | None = None
     """What parameter gathers and gradient reductions of ZeRO-3 reach at most; None: the links decide."""
+    accumulation_bytes: float = 0.0
+    """Memory traffic per trainable parameter and microbatch of adding its gradient to the accumulator; 0
+    where the matrix product adds in place."""
+    eager_traffic: float = 1.0
+    """Memory traffic of norms and pointwise ops over one read of each input and one write of each output:
+    ops made of several kernels, intermediate results in fp32. Not where a compiler fuses them."""
+    keeps_gathered_in_pipeline: bool = False
+    """Whether ZeRO-3 under pipeline stages gathers parameters once a step and keeps them and their whole
+    gradients until its end (they would else move for every microbatch)."""
     recompute_stops_early: bool = False
     """Whether full recomputation ends once everything kept is back (PyTorch's non-reentrant checkpoints)."""
+    dedups_routing: bool = False
+    """Whether a token that several experts of one node take crosses the network once."""
     routing_s: float = 0.0
     """Host time per mixture-of-experts layer and microbatch, each way, that nothing hides."""
 

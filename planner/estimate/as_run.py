@@ -18,6 +18,8 @@ from ..graph import Block, Graph, Op, SavedTensor
 from ..profile import Framework
 
 FP8 = "fp8"
+ELEMENTWISE = ("pointwise", "memory")
+"""Families that move memory and compute next to nothing."""
 KEPT_SCORES = (2, 1, 2)
 """Bytes per score of what materialised attention keeps: softmax, dropout mask, dropped softmax."""
 
@@ -32,6 +34,10 @@ def _block(block: Block, framework: Framework, precision: str) -> Block:
     ops = block.ops
     if framework.attention == "materialised":
         ops = tuple(_materialised(op) if op.family == "attention" else op for op in ops)
+    if framework.eager_traffic > 1 and not framework.fuses_pointwise:
+        ops = tuple(
+            replace(op, traffic=framework.eager_traffic) if op.family in ELEMENTWISE else op for op in ops
+        )
     if precision == FP8 and block.repeated:
         ops = tuple(replace(op, compute_dtype=FP8) if _runs_in_fp8(op) else op for op in ops)
     return block if ops == block.ops else replace(block, ops=ops)

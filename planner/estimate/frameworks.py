@@ -65,7 +65,9 @@ TORCH = Framework(
     allocator_reserve=RESERVE,
     context_bytes=CONTEXT_BYTES + NCCL_BYTES,
     step_overhead_s=0.02,
+    keeps_gathered_in_pipeline=True,
     source=(
+        "keeps_gathered_in_pipeline: torchtitan's fsdp_reshard_after_forward = default. "
         "gradient_bytes, sync_bytes: torchtitan mixed_precision_reduce = float32. "
         "master_bytes: parameters are stored in fp32, two bytes more than the 16-bit weight, and cast "
         "when gathered. "

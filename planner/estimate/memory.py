@@ -56,6 +56,16 @@ def replicas(group: ParameterGroup, mesh: Mesh) -> int:
     return mesh.dp * mesh.cp * (1 if group.sparse else mesh.ep)
 
 
+def keeps_gathered(zero: int, mesh: Mesh, framework: Framework) -> bool:
+    """Whether ZeRO-3 holds parameters and gradients whole through the step (see the framework's field)."""
+    return zero == 3 and mesh.pp > 1 and framework.keeps_gathered_in_pipeline
+
+
+def traffic_stage(zero: int, mesh: Mesh, framework: Framework) -> int:
+    """The ZeRO stage whose traffic the step has."""
+    return 1 if keeps_gathered(zero, mesh, framework) else zero
+
+
 def master_bytes(group: ParameterGroup, framework: Framework, optimizer: Optimizer) -> float:
     """Bytes per element of the fp32 copy the optimizer updates; 0 where there is none."""
     needed = optimizer.name != "none" and group.element_bytes <= HALF_BYTES
@@ -67,16 +77,18 @@ def block_states(
 ) -> BlockStates:
     """Parameters, gradients and optimizer state of one block on one device under ZeRO stage `zero`."""
     parameters = gradients = states = gathered = reduced = 0.0
+    kept = keeps_gathered(zero, mesh, framework)
     for group in cost.parameters:
         ways = replicas(group, mesh)
         whole = group.numel * group.element_bytes
         parameters += whole / (ways if zero >= 3 else 1)
-        gathered += whole * (1 - 1 / ways) if zero >= 3 else 0.0
+        gathered += whole * (1 - 1 / ways) if zero >= 3 and not kept else 0.0
+        parameters += whole if kept else 0.0
         if not group.trainable:
             continue
         whole = group.numel * framework.gradient_bytes
-        gradients += whole / (ways if zero >= 2 else 1)
-        reduced += whole * (1 - 1 / ways) if zero >= 2 else 0.0
+        gradients += whole / (ways if zero >= 2 and not kept else 1)
+        reduced += whole * (1 - 1 / ways) if zero >= 2 and not kept else 0.0
         per_element = master_bytes(group, framework, optimizer) + optimizer.state_bytes
         states += group.numel * per_element / (ways if zero >= 1 else 1)
     return BlockStates(

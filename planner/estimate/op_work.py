@@ -86,7 +86,7 @@ def _traffic(op: Op, sizes: Sizes, fused: bool) -> float:
     writes = [
         operand_bytes(w, sizes) for i, w in enumerate(op.writes) if not (fused and i in op.fused_writes)
     ]
-    return sum(reads) + sum(writes) + (sum(writes) if op.table else 0.0)
+    return (sum(reads) + sum(writes) + (sum(writes) if op.table else 0.0)) * op.traffic
 
 
 def _backward_traffic(op: Op, sizes: Sizes, fused: bool) -> float:
@@ -98,7 +98,7 @@ def _backward_traffic(op: Op, sizes: Sizes, fused: bool) -> float:
     arriving = [
         operand_bytes(w, sizes) for i, w in enumerate(op.writes) if not (fused and i in op.fused_writes)
     ]
-    return sum(written) + sum(arriving) + sum(saved_bytes(op, sizes))
+    return (sum(written) + sum(arriving) + sum(saved_bytes(op, sizes))) * op.traffic
 
 
 def _product(

@@ -26,7 +26,7 @@ from ..mesh import AXES, Mesh
 from ..problem import Candidate, Pricing
 from ..profile import Framework, Optimizer, hidden_share
 from ..topology import GroupSpan, Topology
-from .memory import master_bytes, replicas
+from .memory import master_bytes, replicas, traffic_stage
 from .overlap import exposed_s
 
 TENSORS_PER_LAUNCH = 36
@@ -154,7 +154,8 @@ class BlockTime:
 
 def block_time(cost: BlockCost, setting: Setting) -> BlockTime:
     """Seconds of one block for one microbatch, hidden communication taken off."""
-    framework, zero = setting.framework, setting.candidate.zero_stage
+    framework = setting.framework
+    zero = traffic_stage(setting.candidate.zero_stage, setting.mesh, framework)
     gathers = list(_gathers(cost, setting, "forward")) if zero >= 3 else []
     again = list(_gathers(cost, setting, "backward")) if zero >= 3 else []
     reduces = list(_gradient_syncs(cost.parameters, setting, Collective.REDUCE_SCATTER)) if zero >= 2 else []
@@ -277,7 +278,8 @@ def once_per_step(
     last backward, the gather of updated parameters behind the next step's first forward. The
     gradients of the block that finishes last have nothing left to hide behind.
     """
-    framework, zero = setting.framework, setting.candidate.zero_stage
+    framework = setting.framework
+    zero = traffic_stage(setting.candidate.zero_stage, setting.mesh, framework)
     collective = Collective.ALL_REDUCE if zero == 0 else Collective.REDUCE_SCATTER
     syncs = list(_gradient_syncs(groups, setting, collective)) if zero <= 1 else []
     share = min(framework.dp_overlap, 1 - 1 / blocks)

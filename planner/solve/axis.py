@@ -50,6 +50,8 @@ class Axis:
     """Whether a gathered input is kept for backward as the shard it came from."""
     seconds_per_byte: float = 0.0
     """Weight of saved bytes in the objective."""
+    networks: int = 1
+    """Units of the outermost level (nodes) over which the axis spreads."""
     splits_residual: bool = True
     """Whether ops without a matrix parameter may be split along the residual's dims (on tp: sequence
     parallelism)."""

@@ -18,7 +18,7 @@ from ..estimate.op_work import Sizes, backward_work, extent, forward_work, opera
 from ..graph import DTYPE_BYTES, Block, Edge, Graph, Op, Value
 from ..layout import Collective, Partial, Placement, Replicate, Shard, conversion, gradient_needed
 from ..profile import Framework
-from ..rules.choices import Choice
+from ..rules.choices import BATCH, SEQUENCE, Choice
 from .axis import Axis, AxisSolution, OpKey, imbalance, inner_exchanges
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ class Reshard:
     label: str
     consumers: frozenset[tuple[int, int]]
     """(op, read) that need it."""
+    copies: float = 1.0
+    """Rows per token, of rows sent to the experts that were picked."""
 
 
 def block_costs(
@@ -147,9 +149,24 @@ def _edge_reshards(
                 backward=backward,
                 label=label,
                 consumers=frozenset(users),
+                copies=_copies(graph.blocks[block].ops[op], read, sizes[block, op]),
             )
         )
     return result
+
+
+def _copies(op: Op, read: int, sizes: Sizes) -> float:
+    """Rows per token of a tensor in expert order."""
+    operand = op.reads[read]
+    if not operand.sorted_by_expert or not operand.axes:
+        return 1.0
+    names = {dim.label: dim.name for dim in op.dims}
+    return math.prod(sizes[label] for label in operand.axes[0] if names[label] not in (BATCH, SEQUENCE))
+
+
+def distinct_share(copies: float, units: int) -> float:
+    """Distinct units over copies when each of `copies` picks one of `units` at random."""
+    return units * (1 - (1 - 1 / units) ** copies) / copies
 
 
 def place(op: Op) -> str:
@@ -192,6 +209,8 @@ class _Block:
         host_s = self.framework.routing_s if any(op.experts for op in self.block.ops) else 0.0
         forward_s = sum(self.forward_times) + host_s
         backward_s = sum(self._seconds(i, backward_work) for i in range(len(self.block.ops))) + host_s
+        parameters = tuple(self._parameters())
+        backward_s += self._accumulation_s(parameters)
         forward_comm = tuple(self._communication(r) for r in self.reshards if not r.backward)
         backward_comm = tuple(self._communication(r) for r in self.reshards if r.backward)
         regather = tuple(self._communication(r) for r in self._gathered_again())
@@ -207,7 +226,7 @@ class _Block:
             recompute_comm_s=extra_comm_s,
             working_bytes=self._working_bytes(),
             output_bytes=self._output_bytes(),
-            parameters=tuple(self._parameters()),
+            parameters=parameters,
             model_flops=self._model_flops(),
             origin=worst(*self.origins),
         )
@@ -223,15 +242,28 @@ class _Block:
             total += estimate.seconds
         return total
 
+    def _accumulation_s(self, parameters: tuple[ParameterGroup, ...]) -> float:
+        """Adding this microbatch's gradients to those of earlier ones."""
+        numel = sum(group.numel for group in parameters if group.trainable)
+        if not self.framework.accumulation_bytes or not numel:
+            return 0.0
+        nbytes = numel * self.framework.accumulation_bytes
+        estimate = self.work_time(Work(family="memory", flops=0.0, bytes=nbytes, dtype="fp32"))
+        self.origins.append(estimate.origin)
+        return estimate.seconds
+
     def _communication(self, reshard: Reshard) -> Communication:
         axis, level = self.priced[reshard.axis]
-        time = axis.collective_time(reshard.collective, reshard.bytes)
+        nbytes = reshard.bytes
+        if self.framework.dedups_routing and reshard.copies > 1 and axis.networks > 1:
+            nbytes *= distinct_share(reshard.copies, axis.networks)
+        time = axis.collective_time(reshard.collective, nbytes)
         return Communication(
             label=f"{reshard.label}{' (gradient)' if reshard.backward else ''}",
             collective=reshard.collective,
             axis=reshard.axis,
             group_size=axis.degree,
-            bytes=reshard.bytes,
+            bytes=nbytes,
             seconds=time.seconds,
             exposed_s=time.seconds,
             count=reshard.count,

@@ -160,6 +160,7 @@ class _Solver:
             fused=self._framework.fuses_pointwise,
             keeps_shards=not self._framework.saves_gathered_input,
             seconds_per_byte=weight,
+            networks=span.members[-1] if len(span.members) > 1 else 1,
             splits_residual=self._sequence_parallel or name != "tp",
         )
 
