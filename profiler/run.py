@@ -7,6 +7,7 @@ gets wrong results ends the run with a `ProfileError` that names it.
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -77,6 +78,7 @@ def profile(
     world = World(timeout_s=settings.timeout_s)
     if world.watch is not None:
         world.watch.hint = f"; what was measured is kept in {journal.partial(output)}"
+        world.watch.hear_out(signal.SIGTERM)
     try:
         with torch.no_grad():
             return _profile(world, output, settings, resume=resume, redact=redact, say=say)

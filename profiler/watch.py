@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -53,6 +54,16 @@ class Watch(threading.Thread):
         """End the thread."""
         self._over.set()
         self.join(2 * BEAT_S)
+
+    def hear_out(self, ending: signal.Signals) -> None:
+        """A launcher that lost a rank ends the others with a signal: say whose fault it is before going."""
+
+        def say(number: int, frame: object) -> None:
+            if not self._over.is_set():
+                raise RuntimeError(f"stopped by {signal.Signals(number).name}")
+
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(ending, say)
 
     def leave(self, problem: str) -> None:
         """This rank fails for a reason of its own: tell the others."""
