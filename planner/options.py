@@ -24,8 +24,9 @@ from .topology import Device
 
 MODES = ("train",)
 LATER_MODES = ("serve",)
-OBJECTIVES = ("throughput",)
-LATER_OBJECTIVES = ("latency", "memory", "cost")
+OBJECTIVES = ("throughput", "latency", "memory", "cost")
+"""What is best: the fastest step (twice: at a fixed batch the two are one), the fewest devices that
+fit, the cheapest tokens."""
 DTYPES = ("bf16", "fp16", "fp32")
 """Data types of parameters and activations, the preferred first."""
 ZERO_STAGES = (0, 1, 2, 3)
@@ -111,7 +112,7 @@ def check_names(
 ) -> None:
     """Raise `OptionError` for a word that no such option knows, or not yet."""
     _one_of("mode", mode, MODES, later=LATER_MODES)
-    _one_of("objective", objective, OBJECTIVES, later=LATER_OBJECTIVES)
+    _one_of("objective", objective, OBJECTIVES)
     _one_of("optimizer", optimizer, OPTIMIZERS)
     _one_of("framework", framework, FRAMEWORKS)
     if dtype is not None:

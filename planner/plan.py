@@ -217,6 +217,29 @@ class Alternative:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSize:
+    """What the best plan takes on another number of devices (objectives `memory` and `cost`)."""
+
+    devices: int
+    nodes: int
+    step_time_s: float
+    peak_memory_bytes: float
+    device_hours_per_million_tokens: float
+    usd_per_million_tokens: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Something about the cluster that would change the answer, and where it begins to."""
+
+    what: str
+    """`bandwidth`, `memory`, `devices`."""
+    value: float
+    """Bytes per second at which the plan changes; share of the step saved; devices."""
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """A complete answer."""
 
@@ -248,6 +271,26 @@ class Plan:
     reshards: tuple[PlannedReshard, ...] = ()
     """Conversions on module borders: what the runtime installs."""
     layer_lists: tuple[LayerList, ...] = ()
+    shard_group: int | None = None
+    """Data-parallel neighbours that ZeRO shards over, the others holding copies (HSDP); None: all."""
+    pareto: tuple[Alternative, ...] = ()
+    """Of the plans that were priced, those that none beats in both time and memory, fastest first."""
+    sizes: tuple[ClusterSize, ...] = ()
+    """What other numbers of devices would take, where the objective compares them."""
+    changes: tuple[Change, ...] = ()
+    """What would change the answer, where it was asked for."""
+
+    @property
+    def device_hours_per_million_tokens(self) -> float:
+        """Device-hours per million tokens (samples, for models without a sequence)."""
+        tokens_per_s = self.predicted.tokens_per_s_per_device * self.cluster.devices
+        return self.cluster.devices / tokens_per_s / 3600 * 1e6
+
+    @property
+    def usd_per_million_tokens(self) -> float | None:
+        """Dollars per million tokens; None where the cluster has no price."""
+        price = self.cluster.price_per_device_hour
+        return None if price is None else price * self.device_hours_per_million_tokens
 
     @property
     def layers_per_stage(self) -> tuple[int, ...]:
@@ -269,3 +312,5 @@ class Infeasible:
     nearest_fix: str
     closest: dict[str, int] = field(default_factory=dict)
     """Mesh sizes of the candidate that came closest."""
+    fixes: tuple[str, ...] = ()
+    """Changes that would make it fit, the nearest first."""

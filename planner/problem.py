@@ -179,6 +179,8 @@ class Outcome:
     summary: SearchSummary
     reasons: tuple[str, ...]
     warnings: tuple[str, ...] = field(default=())
+    pareto: tuple[Alternative, ...] = ()
+    """Priced plans that none beats in both time and memory, fastest first."""
 
 
 SearchResult = Outcome | Infeasible

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,11 +28,13 @@ from .estimate import collectives, compute
 from .estimate.frameworks import FRAMEWORKS
 from .graph import DTYPE_BYTES, Block, Graph
 from .graph_cache import TraceOptions, load_or_trace
+from .objective import plan_for
 from .options import check_names, check_pins, check_sizes, choose_dtype, job_from_options
 from .plan import ClusterInfo, Infeasible, Link, ModelInfo, Plan
 from .problem import BlockFacts, Outcome, Pricing, SearchProblem, SearchProgress
 from .profile import OPTIMIZERS, Framework, Job
 from .rules.choices import BATCH, SEQUENCE
+from .sensitivity import sensitivity
 from .solve.block_cost import sparse_parameters
 from .solve.intra_op import Prices, Splits, intra_op
 from .solve.search import search
@@ -66,6 +69,7 @@ def suggest(
     progress: Callable[[str], None] | None = None,
     loss: Callable[..., Any] | None = None,
     strict: bool = False,
+    sensitive: bool = False,
 ) -> Plan | Infeasible:
     """Plan how to split `model` over `topology`.
 
@@ -87,6 +91,8 @@ def suggest(
         progress: called with a line of text whenever there is news.
         loss: for a module: a function of (outputs, inputs); default its own loss.
         strict: whether an op without a sharding rule is an error.
+        sensitive: plan again with slower links, more memory and fewer devices, and tell in
+            `Plan.changes` what would change the answer (a few more searches).
 
     Raises:
         UserError: something given is wrong; the message says what and what would be right.
@@ -121,9 +127,16 @@ def suggest(
         devices=cluster.devices,
         device=cluster.device,
     )
-    return plan_graph(
-        graph, cluster, job, pins=pins, source=source, top=top, time_limit_s=time_limit_s, progress=tell
-    )
+
+    def plan_on(on: Topology) -> Plan | Infeasible:
+        return plan_graph(
+            graph, on, job, pins=pins, source=source, top=top, time_limit_s=time_limit_s, progress=tell
+        )
+
+    found = plan_for(objective, cluster, plan_on)
+    if not sensitive or isinstance(found, Infeasible):
+        return found
+    return replace(found, changes=sensitivity(found, cluster, plan_on))
 
 
 def _resized(topology: Topology, nodes: int | None) -> Topology:
@@ -337,6 +350,7 @@ def _plan(
         search=found.summary,
         reasons=(*_size_reasons(graph, topology, splits), *found.reasons),
         alternatives=found.alternatives,
+        pareto=found.pareto,
         warnings=(*graph.warnings, *map(in_words, uncovered(graph, topology.device)), *found.warnings),
     )
 

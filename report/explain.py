@@ -48,6 +48,8 @@ def explain(plan: Plan) -> tuple[Paragraph, ...]:
         ("Recomputation", _recompute(plan)),
         ("Why these sizes", iter(plan.reasons)),
         ("What would change it", _changes(plan)),
+        ("Asked again under other conditions", (change.sentence for change in plan.changes)),
+        ("Other sizes of the cluster", sizes(plan)),
     ]
     made += [Paragraph(title=title, sentences=told) for title, found in rest if (told := tuple(found))]
     return tuple(made)
@@ -184,6 +186,17 @@ def _recompute(plan: Plan) -> Iterator[str]:
         )
     elif plan.recompute == "none":
         yield "None: all activations fit until backward needs them."
+
+
+def sizes(plan: Plan) -> Iterator[str]:
+    """One sentence for each number of devices that was compared."""
+    for size in plan.sizes:
+        cost = size.usd_per_million_tokens
+        price = f"{size.device_hours_per_million_tokens:.3g} device-hours" if cost is None else f"${cost:.3g}"
+        yield (
+            f"{words.plural(size.devices, 'device')}: {words.duration(size.step_time_s)} a step, "
+            f"{words.gib(size.peak_memory_bytes)} GiB, {price} per million tokens."
+        )
 
 
 def _changes(plan: Plan) -> Iterator[str]:

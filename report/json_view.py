@@ -29,6 +29,9 @@ def plan_document(plan: Plan, *, wall_s: float) -> dict[str, Any]:
             "reasons": plan.reasons,
             "alternatives": [_alternative(alternative) for alternative in plan.alternatives],
             "warnings": plan.warnings,
+            "pareto": [_alternative(alternative) for alternative in plan.pareto],
+            "sizes": [asdict(size) for size in plan.sizes],
+            "changes": [asdict(change) for change in plan.changes],
             "stages": [_stage(asdict(stage)) for stage in plan.stages],
             "splits": [asdict(split) for split in plan.splits],
             "parameters": [{**asdict(p), "placements": dict(p.placements)} for p in plan.parameters],
@@ -49,6 +52,7 @@ def _layout(plan: Plan) -> dict[str, Any]:
         "mesh": plan.mesh.sizes,
         "rank_order": plan.rank_order,
         "zero_stage": plan.zero_stage,
+        "shard_group": plan.shard_group,
         "micro_batch": plan.micro_batch,
         "num_microbatches": plan.num_microbatches,
         "schedule": plan.schedule,
@@ -61,7 +65,11 @@ def _layout(plan: Plan) -> dict[str, Any]:
 
 def _predicted(plan: Plan) -> dict[str, Any]:
     """The prediction without its waterfall, which has a key of its own."""
-    return {name: value for name, value in asdict(plan.predicted).items() if name != "waterfall"}
+    kept = {name: value for name, value in asdict(plan.predicted).items() if name != "waterfall"}
+    return kept | {
+        "device_hours_per_million_tokens": plan.device_hours_per_million_tokens,
+        "usd_per_million_tokens": plan.usd_per_million_tokens,
+    }
 
 
 def _alternative(alternative: Alternative) -> dict[str, Any]:

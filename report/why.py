@@ -19,6 +19,7 @@ SMALL_SHARE = 0.1
 """Changes below this share of the largest one are not told."""
 MOST_TOLD = 5
 """Changes told in one sentence: the comparison has them all."""
+FIXES_TOLD = 3
 UNTOLD = ("rank order", "layers a stage")
 """Choices that follow from others."""
 SAME_TIME = 5e-4
@@ -53,7 +54,8 @@ def _does_not_fit(answer: Infeasible, pins: Pins) -> Iterator[str]:
     yield f"Under {pins_in_words(pins)} {answer.reason}."
     if answer.short_by_bytes > 0:
         yield f"{words.gib(answer.short_by_bytes)} GiB a device are missing."
-    yield f"What would help: {answer.nearest_fix}."
+    fixes = answer.fixes or (answer.nearest_fix,)
+    yield f"What would help: {'; or '.join(fixes[:FIXES_TOLD])}."
 
 
 def _told(plan: Plan, pinned: Plan, pins: Pins) -> Iterator[str]:

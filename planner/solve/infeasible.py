@@ -29,6 +29,12 @@ from .stages import shortest
 
 CLOSEST_TRIES = 6
 """Meshes whose memory is worked out exactly, those with the least parameters and states first."""
+FIXES_NAMED = 2
+"""Fixes in the one-line answer; the rest follows in the list."""
+DEVICE_CHANGE = 2.0
+"""Other devices with so much memory rank like twice as many of these. A judgement."""
+OPTIMIZER_CHANGE = 2.0
+"""Another optimizer ranks like twice the cluster: it may need other learning rates. A judgement."""
 MAX_NODE_DOUBLINGS = 10
 """More than a thousand times the cluster is no longer a helpful suggestion."""
 LEANEST: Pins = {"micro_batch": 1, "zero": 3, "virtual_stages": 1}
@@ -44,14 +50,16 @@ def infeasible(problem: SearchProblem, pricing: Pricing, pins: Pins) -> Infeasib
     if closest is None:
         return _indivisible(problem, pins)
     memory, needed = problem.topology.device.memory_bytes, needed_bytes(closest)
+    fixes = _fixes(problem, pricing, pins, more_memory=needed / memory)
     return Infeasible(
         reason=(
             f"no plan fits {problem.topology.devices} x {problem.topology.device.name}: the closest "
             f"({closest.candidate}) needs {gib(needed)} per device and there are {gib(memory)}"
         ),
         short_by_bytes=needed - memory,
-        nearest_fix=_nearest_fix(problem, pricing, pins),
+        nearest_fix="; or ".join(fixes[:FIXES_NAMED]),
         closest=closest.candidate.mesh.sizes,
+        fixes=fixes,
     )
 
 
@@ -59,13 +67,15 @@ def _indivisible(problem: SearchProblem, pins: Pins) -> Infeasible:
     batch, devices = problem.job.global_batch, problem.topology.devices
     under = f" with {_in_words(pins)}" if pins else ""
     divides = f"use a global batch that {devices} divides, such as {math.lcm(batch, devices)}"
+    fix = f"drop {_in_words(pins)}, or {divides}" if pins else divides
     return Infeasible(
         reason=(
             f"no mesh of {devices} devices divides the global batch of {batch} and the model's sizes"
             f" (tp in {problem.tp_sizes}, ep in {problem.ep_sizes}, at most {problem.layers} stages){under}"
         ),
         short_by_bytes=0.0,
-        nearest_fix=f"drop {_in_words(pins)}, or {divides}" if pins else divides,
+        nearest_fix=fix,
+        fixes=(f"drop {_in_words(pins)}", divides) if pins else (divides,),
     )
 
 
@@ -140,18 +150,28 @@ def _states_bytes(asked: _Asked, candidate: Candidate) -> float:
 # --------------------------------------------------------------------------- changes that help
 
 
-def _nearest_fix(problem: SearchProblem, pricing: Pricing, pins: Pins) -> str:
+def _fixes(problem: SearchProblem, pricing: Pricing, pins: Pins, *, more_memory: float) -> tuple[str, ...]:
+    """What would make it fit, the nearest first; `more_memory`: times the memory of a device needed.
+
+    Dropping choices costs nothing and comes first. The rest is ranked by how many times more of a
+    resource it takes: devices, or memory of each, which takes other devices (`DEVICE_CHANGE`). An
+    optimizer with less state trains differently and counts as `OPTIMIZER_CHANGE`.
+    """
     if pins and (fit := _first_fit(problem, pricing)):
-        return f"drop {_in_words(pins)}: {_fit_in_words(fit)}"
-    fixes = []
+        dropped = [(1.0, f"drop {_in_words(pins)}: {_fit_in_words(fit)}")]
+    else:
+        dropped = []
+    memory = problem.topology.device.memory_bytes
+    fixes = [(DEVICE_CHANGE * more_memory, f"use devices with {gib(more_memory * memory)} of memory or more")]
     if nodes := _enough_nodes(problem, pricing):
         larger, fit = nodes
         count = f" ({larger.nodes} nodes)" if larger.nodes < larger.devices else ""
-        fixes.append(f"use at least {larger.devices} devices{count}: {_fit_in_words(fit)}")
+        more = larger.devices / problem.topology.devices
+        fixes.append((more, f"use at least {larger.devices} devices{count}: {_fit_in_words(fit)}"))
     if lean := _lean_optimizer(problem, pricing):
         name, fit = lean
-        fixes.append(f"use optimizer {name}: {_fit_in_words(fit)}")
-    return "; or ".join(fixes) or "use devices with more memory, a smaller model or shorter sequences"
+        fixes.append((OPTIMIZER_CHANGE, f"use optimizer {name}: {_fit_in_words(fit)}"))
+    return tuple(text for _, text in (*dropped, *sorted(fixes)))
 
 
 def _fit_in_words(fit: Priced) -> str:

@@ -397,7 +397,17 @@ class _Run:
             summary=summary,
             reasons=reasons(self.problem, best),
             warnings=tuple(self._warnings()),
+            pareto=tuple(self._pareto(best)),
         )
+
+    def _pareto(self, best: Priced) -> Iterator[Alternative]:
+        """Of the priced plans, those that no faster one beats in memory."""
+        least = math.inf
+        for priced in sorted((p for p in self.priced.values() if p), key=_rank):
+            if priced.prediction.peak_memory_bytes < least:
+                least = priced.prediction.peak_memory_bytes
+                found = self._alternative(best, priced, None)
+                yield replace(found, reason="the plan") if priced.candidate == best.candidate else found
 
     def _warnings(self) -> Iterator[str]:
         """Costs below what the search takes for impossible would make its bounds, and so the gap, wrong."""

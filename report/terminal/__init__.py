@@ -20,7 +20,7 @@ from .certificate import certificate
 from .communication import top_communications
 from .memory import memory_bars
 from .ranks import rank_table
-from .runners_up import runners_up
+from .runners_up import runners_up, what_would_change
 from .splits import split_table
 from .tables import Heading, literal
 from .verdict import infeasible_verdict, more_reasons, title, verdict
@@ -36,6 +36,7 @@ SECTIONS: tuple[tuple[str, Callable[[Plan], RenderableType | None]], ...] = (
     ("Memory by stage", memory_bars),
     ("Communication in a step", top_communications),
     ("Runners-up", runners_up),
+    ("What would change the plan", what_would_change),
     ("Certificate and assumptions", certificate),
 )
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from rich.console import RenderableType
+from rich.text import Text
 
 from ...planner.plan import Alternative, Plan
 from .. import words
+from ..explain import sizes
 from .tables import literal, number, table
 from .tables import words as column
 
@@ -26,6 +28,12 @@ def runners_up(plan: Plan) -> RenderableType | None:
             literal(alternative.reason),
         )
     return made
+
+
+def what_would_change(plan: Plan) -> RenderableType | None:
+    """Other sizes of the cluster that were compared, and under which conditions the answer is another."""
+    told = [*sizes(plan), *(change.sentence for change in plan.changes)]
+    return Text("\n").join(literal(f"- {sentence}") for sentence in told) if told else None
 
 
 def _layout(alternative: Alternative) -> str:

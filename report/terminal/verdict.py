@@ -9,6 +9,9 @@ from ...planner.plan import Infeasible, Plan
 from .. import words
 from .tables import grid, literal
 
+OTHER_FIXES = 2
+"""Fixes listed after the nearest one."""
+
 
 def title(plan: Plan) -> str:
     """What is planned, and for which hardware."""
@@ -38,7 +41,9 @@ def infeasible_verdict(infeasible: Infeasible) -> RenderableType:
         rows.append(("Short by", literal(f"{words.gib(infeasible.short_by_bytes)} GiB a device", "bold red")))
     if sizes:
         rows.append(("Closest", literal(sizes)))
-    return grid([*rows, ("Nearest fix", literal(infeasible.nearest_fix, "bold"))])
+    nearest, *others = infeasible.fixes or (infeasible.nearest_fix,)
+    rows.append(("Nearest fix", literal(nearest, "bold")))
+    return grid([*rows, *(("Or", literal(fix)) for fix in others[:OTHER_FIXES])])
 
 
 def _layout(plan: Plan) -> Text:

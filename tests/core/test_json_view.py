@@ -17,16 +17,16 @@ def keys(words: str) -> set[str]:
 
 TOP = keys(
     "version tpplan_version model cluster job plan predicted search reasons alternatives warnings stages "
-    "splits parameters modules communications waterfall"
+    "splits parameters modules communications waterfall pareto sizes changes"
 )
 PLAN = keys(
     "mesh rank_order zero_stage micro_batch num_microbatches schedule virtual_stages sequence_parallel "
-    "recompute layers_per_stage"
+    "recompute layers_per_stage shard_group"
 )
 PREDICTED = keys(
     "step_time_s step_time_interval_s tokens_per_s_per_device model_flops_utilization "
     "peak_memory_bytes memory_by_kind_bytes device_memory_bytes exposed_communication_s "
-    "bubble_fraction origin"
+    "bubble_fraction origin device_hours_per_million_tokens usd_per_million_tokens"
 )
 SEARCH = keys("wall_s meshes_considered meshes_pruned pruned_by lower_bound_s gap solver complete")
 ALTERNATIVE = keys(
@@ -35,7 +35,7 @@ ALTERNATIVE = keys(
 )
 STAGE = keys(
     "index blocks first_layer layers forward_s backward_s in_flight memory memory_by_kind_bytes "
-    "peak_memory_bytes"
+    "peak_memory_bytes chunk_layers"
 )
 COMMUNICATION = keys("label collective axis group_size bytes seconds exposed_s count level origin")
 
@@ -66,6 +66,7 @@ def test_values_are_the_plans() -> None:
         "mesh": {"pp": 8, "dp": 16, "cp": 1, "ep": 1, "tp": 8},
         "rank_order": ["pp", "dp", "cp", "ep", "tp"],
         "zero_stage": 1,
+        "shard_group": None,
         "micro_batch": 1,
         "num_microbatches": 96,
         "schedule": "interleaved-1f1b",
@@ -101,6 +102,7 @@ def test_the_infeasible_document() -> None:
             "short_by_bytes": answer.short_by_bytes,
             "nearest_fix": answer.nearest_fix,
             "closest": {"pp": 1, "dp": 1, "cp": 1, "ep": 1, "tp": 8},
+            "fixes": [],
         }
     }
     assert json.loads(json.dumps(document, allow_nan=False)) == document

@@ -454,3 +454,19 @@ def test_of_equal_plans_the_simpler_wins() -> None:
     assert isinstance(found, Outcome)
     axes = [axis for axis, size in found.best.candidate.mesh.sizes.items() if size > 1]
     assert len(axes) == 1 and found.best.candidate.zero_stage == 0
+
+
+def test_fixes_are_ranked_and_each_says_what_then_fits() -> None:
+    model, cluster = Transformer(**LLAMA_70B), topology(1, memory=24e9)
+    found = search(model.problem(cluster, batch=64), model.pricing(cluster))
+    assert isinstance(found, Infeasible)
+    assert len(found.fixes) >= 2
+    assert found.nearest_fix.startswith(found.fixes[0])
+    assert any("of memory or more" in fix for fix in found.fixes)
+
+
+def test_the_pareto_set_trades_time_for_memory(small: Outcome) -> None:
+    assert small.pareto[0].step_time_s == small.best.step_time_s
+    for faster, leaner in pairwise(small.pareto):
+        assert faster.step_time_s <= leaner.step_time_s
+        assert faster.peak_memory_bytes > leaner.peak_memory_bytes

@@ -152,7 +152,7 @@ BAD = [
     option("--framework megaton", "megaton", "megatron"),
     option("--mode serve", "serve", "not available in this version"),
     option("--mode trian", "trian", "train"),
-    option("--objective latency", "latency", "not available in this version", "throughput"),
+    option("--objective quality", "quality", "throughput", "cost"),
     option("--objective speed", "speed", "throughput"),
     option("--set tp=8,pp=4,dp=3", "tp=8,pp=4,dp=3", "96", "64", "dp=2"),
     option("--set tp=3", "tp=3", "tp=4"),
