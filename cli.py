@@ -97,7 +97,7 @@ Nodes = Annotated[int | None, _number("--nodes", "N", "Number of nodes.")]
 GlobalBatch = Annotated[int | None, _number("--global-batch", "N", BATCH_HELP)]
 SeqLen = Annotated[int | None, _number("--seq-len", "N", SEQ_HELP)]
 Mode = Annotated[str | None, _option("--mode", "M", "train (default).")]
-Objective = Annotated[str | None, _option("--objective", "O", "throughput (default).")]
+Objective = Annotated[str | None, _option("--objective", "O", "throughput (default), latency, memory, cost.")]
 Sets = Annotated[list[str] | None, _option("--set", "K=V,...", SET_HELP)]
 FrameworkName = Annotated[
     str | None, _option("--framework", "F", "tpplan (default), torch, megatron, deepspeed.")
@@ -113,6 +113,9 @@ FROM_ARGS_HELP = "The launch line of a Megatron-LM, torchtitan, DeepSpeed or vLL
 FromArgs = Annotated[str | None, _option("--from-args", "LINE", FROM_ARGS_HELP)]
 Compare = Annotated[
     bool, typer.Option("--compare/--no-compare", help="Also search for a better plan, briefly.")
+]
+Sensitivity = Annotated[
+    bool, _option("--sensitivity", None, "Also tell what would change the plan (a few more searches).")
 ]
 Strict = Annotated[bool, _option("--strict", None, "An op without a sharding rule is an error.")]
 Ops = Annotated[bool, _option("--ops", None, "List the ops by kind and by module.")]
@@ -216,6 +219,7 @@ def suggest(
     top: Top = 5,
     time_limit: TimeLimit = None,
     strict: Strict = False,
+    sensitivity: Sensitivity = False,
     no_cache: NoCache = False,
     output: Output = None,
     report: Report = None,
@@ -227,6 +231,7 @@ def suggest(
         "global_batch": global_batch, "seq_len": seq_len, "mode": mode, "objective": objective,
         "framework": framework, "dtype": dtype, "optimizer": optimizer,
         "top": top, "time_limit_s": time_limit, "strict": strict or None, "cache": not no_cache,
+        "sensitive": sensitivity or None,
     }  # fmt: skip
     _check_output(output)
     _check_report(report, "--report")

@@ -36,7 +36,7 @@ FLAGS = {
     "suggest": {
         "--topology", "-t", "--nodes", "--global-batch", "--seq-len", "--mode", "--objective", "--set",
         "--framework", "--dtype", "--optimizer", "--top", "--time-limit", "--strict", "--no-cache",
-        "--output", "-o", "--report", "--json", "--quiet", "-q",
+        "--output", "-o", "--report", "--sensitivity", "--json", "--quiet", "-q",
     },
     "report": {"--output", "-o", "--trace", "--quiet", "-q"},
     "estimate": {
