@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .parallelize import auto_parallelize
     from .planner.errors import TpplanError, UserError
     from .planner.mesh import Mesh
     from .planner.plan import Infeasible, Plan
@@ -28,6 +29,7 @@ _HOMES = {
     "Topology": ".planner.topology:Topology",
     "TpplanError": ".planner.errors:TpplanError",
     "UserError": ".planner.errors:UserError",
+    "auto_parallelize": ".parallelize:auto_parallelize",
     "load_plan": ".planner.plan_file:load",
     "load_topology": ".topologies.load:load",
     "save_plan": ".planner.plan_file:save",

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -151,6 +151,7 @@ TopologyOfPlan = Annotated[
 ]
 Target = Annotated[str, _option("--to", "X", "megatron, torchtitan, deepspeed, accelerate, hf, ...")]
 Directory = Annotated[Path | None, _option("--output/-o", "DIR", "Write the files into this directory.")]
+Ranks = Annotated[int | None, _number("--ranks", "N", "Run on fewer data-parallel ranks, N in all.")]
 Debug = Annotated[bool, _option("--debug", None, "Show the traceback of an internal error.")]
 
 
@@ -426,6 +427,36 @@ def why(
         _console().print(render_why(found.plan, found.pinned, found.pins))
     if isinstance(found.pinned, Infeasible):
         raise typer.Exit(INFEASIBLE)
+
+
+@app.command(
+    epilog="""Examples:
+
+    tpplan suggest small.py -t cpu-gloo:2 -o plan.yaml; tpplan verify small.py plan.yaml
+
+    tpplan verify small.py plan.yaml --ranks 4 --json"""
+)
+def verify(model: Model, plan: SavedPlan, ranks: Ranks = None, json_: Json = False) -> None:
+    """Run a plan on CPU ranks, in fp32: does it compute what one process does, and run what it planned?"""
+    from .planner.plan_file import load
+
+    found = load(plan)
+    with _stdout_to_stderr():
+        from .planner.trace.runnable import runnable
+        from .runtime import verify as run
+
+        smaller = run.reduced(found, ranks)
+        with runnable(model) as file:
+            batch = file.inputs(run.samples(smaller), found.job.seq_len)
+            verdict = run.verify(file.build(), batch, smaller, loss=file.loss, planned=found)
+    if json_:
+        _print_json({**asdict(verdict), "equal": verdict.equal, "faithful": verdict.faithful})
+    else:
+        from .report.terminal.verification import render_verdict
+
+        _console().print(render_verdict(verdict))
+    if not verdict.equal:
+        raise typer.Exit(FAILED)
 
 
 @app.command(

@@ -70,7 +70,9 @@ def auto_parallelize(
 def _device() -> torch.device:
     if dist.get_backend() != "nccl":
         return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", dist.get_rank() % torch.cuda.device_count())))
+    device = torch.device(
+        "cuda", int(os.environ.get("LOCAL_RANK", dist.get_rank() % torch.cuda.device_count()))
+    )
     torch.cuda.set_device(device)
     return device
 
@@ -90,10 +92,16 @@ def _planned(
     answer: list[str | Exception] = [""]
     if dist.get_rank() == 0:
         call = call_of(inputs)
-        samples = global_batch or next(x.shape[0] for x in (*call.args, *call.kwargs.values()) if hasattr(x, "shape"))
+        samples = global_batch or next(
+            x.shape[0] for x in (*call.args, *call.kwargs.values()) if hasattr(x, "shape")
+        )
         try:
             found = planner(model, inputs, topology, global_batch=samples, loss=loss_fn, **options)
-            answer = [to_yaml(found) if isinstance(found, Plan) else OptionError(f"{found.reason}; {found.nearest_fix}")]
+            answer = [
+                to_yaml(found)
+                if isinstance(found, Plan)
+                else OptionError(f"{found.reason}; {found.nearest_fix}")
+            ]
         except Exception as error:  # every rank must learn of it, or the others wait for ever
             answer = [error]
     dist.broadcast_object_list(answer, src=0)

@@ -56,10 +56,13 @@ def microbatches(batch: Any, plan: Plan, *, data_rank: int, device: torch.device
     samples = plan.micro_batch * plan.num_microbatches * plan.mesh.batch_ways
     for leaf in tree_leaves((call.args, call.kwargs)):
         if isinstance(leaf, torch.Tensor) and (leaf.ndim == 0 or leaf.shape[0] != samples):
-            raise OptionError(f"the batch has a tensor of shape {tuple(leaf.shape)}; the plan has {samples} samples a step")
+            raise OptionError(
+                f"the batch has a tensor of shape {tuple(leaf.shape)}; the plan has {samples} samples a step"
+            )
     first = data_rank * plan.micro_batch * plan.num_microbatches
     return [
-        _rows(call, first + i * plan.micro_batch, plan.micro_batch, device) for i in range(plan.num_microbatches)
+        _rows(call, first + i * plan.micro_batch, plan.micro_batch, device)
+        for i in range(plan.num_microbatches)
     ]
 
 

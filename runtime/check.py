@@ -47,16 +47,21 @@ def _check_parameter(plan: Plan, parameter: ParameterPlacement) -> None:
     if "ep" in cuts and not cuts["ep"].endswith("@0"):
         raise PlanError(f"{parameter.fqn}: {cuts['ep']} over ep; only dim 0 (experts, rows) can be split")
     if "tp" in cuts and len(parameter.shape) > 2:
-        raise PlanError(f"{parameter.fqn}: {cuts['tp']} over tp; weights of several experts cannot be split so yet")
+        raise PlanError(f"{parameter.fqn}: {cuts['tp']} over tp; experts cannot be split so yet")
+
+
+def unstated(plan: Plan) -> tuple[str, ...]:
+    """Labels of planned conversions that lie on no module's border."""
+    stated = {r.label for r in plan.reshards if r.axis == "tp"}
+    labels = (c.label for c in plan.communications if c.axis == "tp" and "->" in c.label)
+    return tuple(dict.fromkeys(label for label in labels if label.removesuffix(" (gradient)") not in stated))
 
 
 def differences(plan: Plan) -> tuple[str, ...]:
     """One sentence for each planned collective that DTensor, FSDP or torch pipelining decides on."""
-    stated = {(r.axis, r.label) for r in plan.reshards}
     found = [
-        f"{c.label}: planned {c.collective} over tp lies between operations, where DTensor chooses"
-        for c in plan.communications
-        if c.axis == "tp" and "->" in c.label and ("tp", c.label.removesuffix(" (gradient)")) not in stated
+        f"{label}: planned over tp between operations, where DTensor chooses the collective"
+        for label in unstated(plan)
     ]
     if plan.mesh.pp > 1 and plan.zero_stage >= 2:
         found.append(
@@ -64,6 +69,6 @@ def differences(plan: Plan) -> tuple[str, ...]:
         )
     if plan.mesh.tp > 1 and plan.zero_stage >= 2 and plan.num_microbatches > 1:
         found.append(
-            f"ZeRO-{plan.zero_stage}: gradients that are sums over tp are reduced with every microbatch, one by one"
+            f"ZeRO-{plan.zero_stage}: gradients that are sums over tp are reduced with every microbatch"
         )
     return tuple(dict.fromkeys(found))

@@ -2,7 +2,7 @@
 
 In: code run inside `record`. Out: one `Executed` per collective, in order. Bytes follow the plan's
 convention (nccl-tests'): the whole buffer of an all-reduce, the gathered output of an all-gather, the
-input of a reduce-scatter, one rank's buffer of an all-to-all, the message of a send.
+input of a reduce-scatter, one rank's buffer of an all-to-all, the message of a send or a receive.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _resolve_process_group
+from torch.distributed.distributed_c10d import GroupName, _resolve_process_group
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -53,8 +53,9 @@ KINDS = {
     "broadcast_": Collective.BROADCAST,
     "broadcast": Collective.BROADCAST,
     "send": Collective.SEND_RECV,
+    "recv_": Collective.SEND_RECV,
 }
-"""By operator name in the namespaces c10d, _c10d_functional and _dtensor. A receive is its send's other end."""
+"""By operator name in `NAMESPACES`."""
 NAMESPACES = ("c10d", "_c10d_functional", "_dtensor")
 
 
@@ -93,7 +94,7 @@ def _group_of(args: Any) -> tuple[int, ...]:
     for value in reversed(args):
         if isinstance(value, str):
             try:
-                return tuple(dist.get_process_group_ranks(_resolve_process_group(value)))
+                return tuple(dist.get_process_group_ranks(_resolve_process_group(GroupName(value))))
             except (LookupError, ValueError, RuntimeError):
                 continue  # a reduce operation's name
         if isinstance(value, torch.ScriptObject):

@@ -198,7 +198,9 @@ def combined(value: Any) -> Any:
 # --------------------------------------------------------------------------- tables
 
 
-def lookup(ids: Any, weight: Any, padding_idx: Any = None, max_norm: Any = None, *rest: Any, **named: Any) -> Any:
+def lookup(
+    ids: Any, weight: Any, padding_idx: Any = None, max_norm: Any = None, *rest: Any, **named: Any
+) -> Any:
     """`F.embedding` in a table whose rows lie on other ranks.
 
     Raises `PlanError` for the options that change the table or its gradient.
@@ -206,7 +208,9 @@ def lookup(ids: Any, weight: Any, padding_idx: Any = None, max_norm: Any = None,
     if not isinstance(weight, DTensor) or not on_expert_axis(weight):
         return NotImplemented
     if padding_idx is not None or max_norm is not None or any(named.values()) or any(rest[1:]):
-        raise PlanError("a table over ep is looked up without padding_idx, max_norm, frequency scaling or sparse")
+        raise PlanError(
+            "a table over ep is looked up without padding_idx, max_norm, frequency scaling or sparse"
+        )
     mesh, table = weight.device_mesh, local_weight(weight)
     flat = ids.flatten()
     owner = flat // table.shape[0]

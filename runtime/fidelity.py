@@ -12,13 +12,19 @@ from dataclasses import dataclass
 
 from ..planner.layout import Collective
 from ..planner.plan import Plan
+from .check import unstated
 from .executed import Executed, axes_of
 from .experts import COUNTS_LABEL
 from .gradients import NORM_LABEL, REPLICATED_LABEL
 from .labels import LOSS_LABEL
+from .loss import LABEL as INSIDE_LOSS
+from .ties import LABEL as TIED_LABEL
 
 PADDING = 0.02
 """FSDP pads uneven shards: by how much its traffic may exceed the parameters' own bytes."""
+GREETING_BYTES = 4
+"""Pipelining's first step begins with a message of one number between neighbours."""
+STAGES = "activations between stages"
 DATA, ROUTED = "parameters and gradients", "rows to experts or tables, and back"
 BOOKKEEPING = {LOSS_LABEL, COUNTS_LABEL}
 """Small collectives that no plan prices: averaging the printed loss, counts of rows per rank."""
@@ -37,22 +43,34 @@ class Row:
     """All executions together."""
     executed_bytes: float
     agrees: bool
+    announced: bool
+    """Whether the plan has conversions off the modules' borders, of which this is one or stands for one."""
 
 
 Key = tuple[str, Collective, str]
 
 
-def compare(plan: Plan, executed: Sequence[Executed]) -> tuple[Row, ...]:
-    """Rows for one rank. Exact for plans without a pipeline, whose counts are per stage."""
+def compare(plan: Plan, executed: Sequence[Sequence[Executed]]) -> tuple[Row, ...]:
+    """Rows for the busiest of some ranks, as plans count (pipeline stages run different collectives)."""
     planned: dict[Key, tuple[float, float]] = {}
-    done: dict[Key, tuple[float, float]] = {}
     for c in plan.communications:
-        _add(planned, (_grouped(c.label, c.collective, c.axis), c.collective, c.axis), c.count, c.count * c.bytes)
+        key = (_grouped(c.label, c.collective, c.axis), c.collective, c.axis)
+        _add(planned, key, c.count, c.count * c.bytes)
+    done: dict[Key, tuple[float, float]] = {}
+    for rank in executed:
+        for key, found in _sums(plan, rank).items():
+            done[key] = max(found, done.get(key, (0, 0.0)), key=lambda amounts: amounts[1])
+    return tuple(_rows(planned, done, frozenset(unstated(plan))))
+
+
+def _sums(plan: Plan, executed: Sequence[Executed]) -> dict[Key, tuple[float, float]]:
+    found: dict[Key, tuple[float, float]] = {}
     for e in executed:
         axis = axes_of(e.ranks, plan.mesh)
-        if e.label not in BOOKKEEPING and axis:
-            _add(done, (_grouped(e.label, e.collective, axis), e.collective, axis), 1, e.bytes)
-    return tuple(_rows(planned, done))
+        greeting = e.collective is Collective.SEND_RECV and e.bytes <= GREETING_BYTES
+        if e.label not in BOOKKEEPING and axis and not greeting:
+            _add(found, (_grouped(e.label, e.collective, axis), e.collective, axis), 1, e.bytes)
+    return found
 
 
 def _add(table: dict[Key, tuple[float, float]], key: Key, count: float, nbytes: float) -> None:
@@ -62,7 +80,9 @@ def _add(table: dict[Key, tuple[float, float]], key: Key, count: float, nbytes: 
 
 def _grouped(label: str, collective: Collective, axis: str) -> str:
     """What torch runs block by block has no label of its own and is compared as a whole."""
-    if label in (NORM_LABEL, REPLICATED_LABEL) or axis == "pp":
+    if collective is Collective.SEND_RECV:
+        return STAGES
+    if label in (NORM_LABEL, REPLICATED_LABEL, TIED_LABEL):
         return label
     if axis == "tp":
         return REPLICATED_LABEL if collective is Collective.ALL_REDUCE and not label else label
@@ -70,8 +90,9 @@ def _grouped(label: str, collective: Collective, axis: str) -> str:
 
 
 def _rows(
-    planned: dict[Key, tuple[float, float]], done: dict[Key, tuple[float, float]]
+    planned: dict[Key, tuple[float, float]], done: dict[Key, tuple[float, float]], off_border: frozenset[str]
 ) -> Iterator[Row]:
+    instead = ("", INSIDE_LOSS) if off_border else ()
     for key in dict.fromkeys((*planned, *done)):
         label, collective, axis = key
         (planned_count, planned_bytes), (count, nbytes) = planned.get(key, (0, 0)), done.get(key, (0, 0))
@@ -83,6 +104,7 @@ def _rows(
             executed_count=int(count),
             planned_bytes=planned_bytes,
             executed_bytes=nbytes,
+            announced=axis == "tp" and (label in off_border or label in instead),
             agrees=_agree(label, (planned_count, planned_bytes), (count, nbytes)),
         )
 

@@ -120,6 +120,8 @@ def local_shape(hidden: Tensor, border: Placement, ranks: int) -> torch.Size:
     shape, dim = list(hidden.shape), shard_dim(border)
     if dim is not None:
         if shape[dim] % ranks:
-            raise PlanError(f"activations {tuple(shape)} between stages are split by dim {dim} over tp={ranks}")
+            raise PlanError(
+                f"activations {tuple(shape)} between stages are split by dim {dim} over tp={ranks}"
+            )
         shape[dim] //= ranks
     return torch.Size(shape)

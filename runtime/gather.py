@@ -23,7 +23,7 @@ def whole(tensor: Tensor) -> Tensor:
     tensor = tensor.redistribute(placements=[p if _cuts(p) else Replicate() for p in tensor.placements])
     if not _twice_in_pieces(tensor):
         return tensor.full_tensor()
-    outer, inner = tensor.placements
+    inner = tensor.placements[1]
     assert isinstance(inner, _StridedShard)
     dim, mesh = inner.dim, tensor.device_mesh
     padded = tensor.to_local()

@@ -75,8 +75,9 @@ def local_part(whole: torch.Tensor, placed: Placement, *, ranks: int, rank: int)
     if dim is None:
         return whole.clone()
     outer = placed.split_factor if isinstance(placed, _StridedShard) else 1
-    if whole.shape[dim] % (outer * ranks):
-        raise PlanError(f"a dim of {whole.shape[dim]} in {outer} pieces does not divide by {ranks} ranks")
+    size = int(whole.shape[dim])
+    if size % int(outer * ranks):
+        raise PlanError(f"a dim of {size} in {outer} pieces does not divide by {ranks} ranks")
     pieces = whole.unflatten(dim, (outer, -1)).chunk(ranks, dim + 1)
     return pieces[rank].flatten(dim, dim + 1).clone()
 

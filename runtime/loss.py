@@ -30,7 +30,9 @@ def cross_entropy(logits: DTensor, target: Tensor, *, ignore_index: int, reducti
     if reduction == "sum":
         return total
     count = target.ne(ignore_index).sum()
-    return total / DTensor.from_local(count, logits.device_mesh, [Replicate()], run_check=False)
+    mean = total / DTensor.from_local(count, logits.device_mesh, [Replicate()], run_check=False)
+    assert isinstance(mean, DTensor)
+    return mean
 
 
 def _by_row(logits: DTensor, target: Tensor, ignore_index: int) -> DTensor:
@@ -56,7 +58,9 @@ class _VocabularyParallel(torch.autograd.Function):
     """Loss of each row; ignored rows have none."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, target: Tensor, first: int, ignore_index: int, group: Any) -> Tensor:
+    def forward(
+        ctx: Any, logits: Tensor, target: Tensor, first: int, ignore_index: int, group: Any
+    ) -> Tensor:
         kept = target.ne(ignore_index)
         here = kept & (target >= first) & (target < first + logits.shape[1])
         column = torch.where(here, target - first, 0)

@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from ..planner.errors import PlanError
 from ..planner.mesh import AXES, Mesh
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meshes:
     """The mesh and its two flattened axes."""

@@ -39,9 +39,7 @@ def shard_parameters(
             made[id(parameter)] = nn.Parameter(local, parameter.requires_grad)
         module._parameters[key] = made[id(parameter)]
     for module in model.modules():
-        module._buffers = {
-            key: b if b is None else b.to(device) for key, b in module._buffers.items()
-        }  # pyright: ignore[reportIncompatibleVariableOverride]
+        module._buffers = {key: b if b is None else b.to(device) for key, b in module._buffers.items()}  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 def owned_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:

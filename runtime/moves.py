@@ -9,7 +9,7 @@ CPU gathers the whole tensor).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed._functional_collectives as funcol
@@ -44,7 +44,7 @@ def converted(x: DTensor, target: Placement) -> DTensor:
     """A new tensor with the values of `x`, in layout `target`."""
     (source,) = x.placements
     if source == target:
-        return x.view_as(x)
+        return cast("DTensor", x.view_as(x))
     if type(source) is Shard and type(target) is Shard and _divides(x, source) and _divides(x, target):
         return exchanged(x, source.dim, target.dim)
     return x.redistribute(placements=[target])
@@ -60,9 +60,7 @@ def exchanged(x: DTensor, source: int, target: int) -> DTensor:
     pieces = torch.stack(x.to_local().chunk(mesh.size(), target))
     received = funcol.all_to_all_single(pieces, None, None, mesh.get_group())
     local = torch.cat(received.unbind(0), source)
-    return DTensor.from_local(
-        local, mesh, [Shard(target)], run_check=False, shape=x.shape, stride=x.stride()
-    )
+    return DTensor.from_local(local, mesh, [Shard(target)], run_check=False, shape=x.shape, stride=x.stride())
 
 
 def install(module: nn.Module, reshard: PlannedReshard, mesh: DeviceMesh) -> None:

@@ -41,7 +41,8 @@ def placements_by_name(plan: Plan, model: nn.Module) -> dict[str, ParameterPlace
         planned = _planned(plan, every[name])
         if planned.shape != tuple(parameter.shape):
             raise PlanError(
-                f"{name} has shape {tuple(parameter.shape)}, the plan says {planned.shape}: it is for another model"
+                f"{name} has shape {tuple(parameter.shape)}, the plan says {planned.shape}: "
+                "it is for another model"
             )
         result[name] = planned
     return result

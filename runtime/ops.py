@@ -66,7 +66,9 @@ def _outside(func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
     """A weight split over ep may be cast or transposed; only `REPLACED` lets it meet a rank's own rows."""
     if any(type(leaf) is Tensor for leaf in tree_leaves((args, kwargs))):
         name = getattr(func, "__name__", str(func))
-        raise PlanError(f"{name} reads a weight that is split over ep; only grouped_mm and embedding can do so")
+        raise PlanError(
+            f"{name} reads a weight that is split over ep; only grouped_mm and embedding can do so"
+        )
     return func(*args, **kwargs)
 
 
@@ -81,8 +83,8 @@ def _first_dtensor(values: Any) -> DTensor | None:
 
 def _whole(value: Any, mesh: DeviceMesh) -> Any:
     """Plain tensors as DTensors that every rank holds whole."""
-    if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
-        return type(value)(_whole(item, mesh) for item in value) if type(value) in (list, tuple) else value
+    if type(value) in (list, tuple):
+        return type(value)(_whole(item, mesh) for item in value)
     if type(value) in (Tensor, torch.nn.Parameter):
         return DTensor.from_local(value, mesh, [Replicate()], run_check=False)
     return value
@@ -208,7 +210,7 @@ class _Pieces(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: DTensor, placed: _StridedShard) -> tuple[Tensor, ...]:
         ctx.mesh, ctx.placed, ctx.shape = x.device_mesh, placed, x.shape
-        return tuple(piece.clone() for piece in x.to_local().chunk(placed.split_factor, placed.dim))
+        return tuple(piece.clone() for piece in x.to_local().chunk(int(placed.split_factor), placed.dim))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[DTensor, None]:

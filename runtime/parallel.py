@@ -61,7 +61,9 @@ class Parallel:
     def module(self) -> nn.Module:
         """The model, when it is not cut into pipeline stages. Raises `PlanError` when it is."""
         if self._pipeline is not None:
-            raise PlanError(f"a plan with pp={self.plan.mesh.pp} has stages, no single module: use train_step")
+            raise PlanError(
+                f"a plan with pp={self.plan.mesh.pp} has stages, no single module: use train_step"
+            )
         return self.stages[0]
 
     def train_step(self, batch: Any) -> Tensor:
@@ -72,10 +74,7 @@ class Parallel:
         Raises `OptionError` for a batch of another size than the plan's.
         """
         calls = microbatches(batch, self.plan, data_rank=self.data_rank, device=self.device)
-        if self._pipeline is not None:
-            loss = self._pipeline.step(calls, self.device)
-        else:
-            loss = self._run(calls)
+        loss = self._run(calls) if self._pipeline is None else self._pipeline.step(calls, self.device)
         self.finish_gradients()
         return self._mean(loss)
 
@@ -139,7 +138,7 @@ class Parallel:
             yield from stage.named_parameters()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """This rank's parameters and buffers by their original names, as torch.distributed.checkpoint takes them."""
+        """This rank's parameters and buffers by their original names, for torch.distributed.checkpoint."""
         return {name: value for stage in self.stages for name, value in stage.state_dict().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

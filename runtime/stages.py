@@ -62,7 +62,9 @@ def list_path(plan: Plan) -> str | None:
     """Path of the list of repeated layers, `layers`; None for a model without one."""
     paths = sorted({entry.module.removesuffix(".*") for entry in plan.layer_lists})
     if len(paths) > 1 and plan.mesh.pp > 1:
-        raise PlanError(f"a model with several lists of layers ({', '.join(paths)}) cannot be run in a pipeline")
+        raise PlanError(
+            f"a model with several lists of layers ({', '.join(paths)}) cannot be run in a pipeline"
+        )
     return paths[0] if len(paths) == 1 else None
 
 
@@ -135,7 +137,9 @@ def find_border(model: nn.Module, path: str, call: Call) -> Border:
     """Run the model on meta tensors and watch. Raises `ModelError` when that is not possible."""
     layers = model.get_submodule(path)
     if not isinstance(layers, nn.ModuleList) or not len(layers):
-        raise ModelError(f"{path} is a {type(layers).__name__}; a pipeline cuts a ModuleList with layers in it")
+        raise ModelError(
+            f"{path} is a {type(layers).__name__}; a pipeline cuts a ModuleList with layers in it"
+        )
     if any(p is not None for p in model._parameters.values()):
         raise ModelError("the model owns parameters directly: put them into a module to run it in a pipeline")
     hidden: list[torch.Tensor] = []
@@ -158,7 +162,9 @@ def find_border(model: nn.Module, path: str, call: Call) -> Border:
         for hook in hooks:
             hook.remove()
     if not hidden or not isinstance(hidden[0], torch.Tensor):
-        raise ModelError(f"{path}.0 is not called with a tensor as first argument: no place to cut a pipeline")
+        raise ModelError(
+            f"{path}.0 is not called with a tensor as first argument: no place to cut a pipeline"
+        )
     activation = hidden[0].to(_dtype(layers))
     return Border(hidden=activation, before=frozenset(before), after=frozenset(after))
 
@@ -197,7 +203,9 @@ class StageLayers(nn.ModuleList):
     def __getitem__(self, index: int | slice) -> Any:
         """The layer of that index in the whole model; a slice keeps the order and skips absent ones."""
         if isinstance(index, slice):
-            return [self._modules[str(i)] for i in range(*index.indices(self.total)) if str(i) in self._modules]
+            return [
+                self._modules[str(i)] for i in range(*index.indices(self.total)) if str(i) in self._modules
+            ]
         key = str(index % self.total)
         if key not in self._modules:
             raise PlanError(f"layer {index} is not on this stage (which has {', '.join(self._modules)})")
@@ -240,7 +248,9 @@ def structural_copy(module: nn.Module) -> nn.Module:
         if id(original) not in seen:
             new = seen[id(original)] = copy.copy(original)
             for name, value in vars(original).items():
-                if isinstance(value, dict) and (name.endswith("hooks") or name in ("_parameters", "_buffers")):
+                if isinstance(value, dict) and (
+                    name.endswith("hooks") or name in ("_parameters", "_buffers")
+                ):
                     new.__dict__[name] = copy.copy(value)
             new.__dict__["_modules"] = OrderedDict(
                 (name, child if child is None else copied(child)) for name, child in original._modules.items()

@@ -26,7 +26,9 @@ def agree(model: nn.Module, device: torch.device) -> None:
     """
     for name, buffer in model.named_buffers():
         if buffer.is_meta:
-            raise ModelError(f"buffer {name} is on meta: give state_dict=, or build the model on a real device")
+            raise ModelError(
+                f"buffer {name} is on meta: give state_dict=, or build the model on a real device"
+            )
     if dist.get_world_size() == 1:
         return
     for tensor in (*model.parameters(), *model.buffers()):

@@ -47,6 +47,7 @@ FLAGS = {
     "trace": {"--seq-len", "--dtype", "--ops", "--strict", "--no-cache", "--json", "--quiet", "-q"},
     "explain": {"--json"},
     "compare": {"--json"},
+    "verify": {"--ranks", "--json"},
     "why": {"--set", "--model", "--topology", "-t", "--json"},
     "export": {"--to", "--output", "-o", "--json", "--quiet", "-q"},
     "profile": {

@@ -20,6 +20,7 @@ PUBLIC = [
     "TpplanError",
     "UserError",
     "__version__",
+    "auto_parallelize",
     "load_plan",
     "load_topology",
     "save_plan",

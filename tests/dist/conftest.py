@@ -10,7 +10,7 @@ import pytest
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "examples")]
 
-from pool import RankPool
+from pool import RankPool  # noqa: E402
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import functools
+import subprocess
+import sys
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import cases
@@ -11,6 +15,7 @@ import pytest
 import torch
 from pool import RankPool
 from torch.distributed.tensor import DTensor
+from tpplan import UserError, save_plan
 from tpplan.planner.plan import Plan
 from tpplan.runtime.api import auto_parallelize
 from tpplan.runtime.executed import record
@@ -80,7 +85,7 @@ CASES = (
 
 
 def train(name: str, plan: Plan) -> tuple[list[float], dict[str, Any], dict[str, Any], list[bool]]:
-    """On one rank: losses, first gradients, last parameters, whether each parameter is this rank's part only."""
+    """On one rank: losses, first gradients, last parameters, which parameters are DTensors."""
     parallel = auto_parallelize(cases.built(name), cases.inputs(name), plan=plan, loss_fn=cases.LOSS[name])
     optimizer = cases.optimizer_of(parallel.parameters())
     losses, first = [], {}
@@ -149,5 +154,130 @@ def test_what_runs_is_what_was_planned(case: str, ranks: Ranks) -> None:
     name = case.split()[0]
     plan = cases.planned(name, **FAITHFUL[case])
     for found in ranks(plan.mesh.devices).run(executed, name, plan):
-        rows = compare(plan, found)
-        assert rows and [row for row in rows if not row.agrees] == []
+        rows = compare(plan, [found])
+        assert rows and [row for row in rows if not row.agrees and not row.announced] == []
+        assert sum(row.agrees for row in rows if row.executed_count) > len(rows) / 2
+
+
+# --------------------------------------------------------------------------- weights, loops, mistakes
+
+
+def first_weights(name: str, plan: Plan, *, on_meta: bool) -> dict[str, torch.Tensor]:
+    """Whole parameters as `auto_parallelize` leaves them."""
+    torch.manual_seed(torch.distributed.get_rank())  # ranks that disagree, as careless scripts make them
+    with torch.device("meta" if on_meta else "cpu"):
+        model = cases.BUILD[name]()
+    parallel = auto_parallelize(model, cases.inputs(name), plan=plan, loss_fn=cases.LOSS[name])
+    return {n: whole(p.detach()) for n, p in parallel.named_parameters()}
+
+
+@pytest.mark.parametrize("on_meta", [False, True])
+def test_weights_are_equal_on_every_rank_whatever_the_mesh(on_meta: bool, ranks: Ranks) -> None:
+    every: dict[str, list[torch.Tensor]] = {}
+    for case in ("gpt tp2", "gpt pp2 zbv", "gpt dp2 zero3"):
+        plan = plan_of(case)
+        results = ranks(plan.mesh.devices).run(functools.partial(first_weights, on_meta=on_meta), "gpt", plan)
+        for found in results:
+            for name, tensor in found.items():
+                every.setdefault(name, []).append(tensor)
+    for name, tensors in every.items():
+        same = [torch.equal(tensor, tensors[0]) for tensor in tensors]
+        assert all(same) and tensors[0].isfinite().all(), name
+
+
+def own_loop(name: str, plan: Plan) -> tuple[float, torch.Size]:
+    """An ordinary loop around the module: forward, a loss of plain tensors, backward, a step."""
+    parallel = auto_parallelize(cases.built(name), cases.inputs(name), plan=plan, loss_fn=cases.LOSS[name])
+    batch = cases.inputs(name)
+    outputs = parallel.module(*batch)
+    loss = cases.LOSS[name](outputs, batch)
+    loss.backward()
+    parallel.finish_gradients()
+    return parallel.clip_grad_norm_(1.0).item(), outputs.shape
+
+
+def test_the_module_works_in_any_loop(ranks: Ranks) -> None:
+    _, gradients, _ = trained("llama")
+    expected = torch.stack([g.square().sum() for g in gradients.values()]).sum().sqrt().item()
+    for norm, shape in ranks(2).run(own_loop, "llama", plan_of("llama tp2")):
+        assert norm == pytest.approx(expected, rel=TOLERANCE)
+        assert shape == (cases.BATCH, cases.SEQ, 128)
+
+
+def saved_and_loaded(name: str, plan: Plan, folder: str) -> bool:
+    """A checkpoint of a trained model, read into an untrained one."""
+    import torch.distributed.checkpoint as dcp
+
+    trained_one, fresh = (
+        auto_parallelize(cases.built(name), cases.inputs(name), plan=plan, loss_fn=cases.LOSS[name])
+        for _ in range(2)
+    )
+    trained_one.train_step(cases.inputs(name))
+    torch.optim.SGD(trained_one.parameters(), lr=1.0).step()
+    dcp.save(trained_one.state_dict(), checkpoint_id=folder)
+    state = fresh.state_dict()
+    dcp.load(state, checkpoint_id=folder)
+    fresh.load_state_dict(state)
+    ours, theirs = dict(trained_one.named_parameters()), dict(fresh.named_parameters())
+    return all(torch.equal(whole(ours[n].detach()), whole(theirs[n].detach())) for n in ours)
+
+
+def test_state_dicts_go_through_distributed_checkpoints(ranks: Ranks, tmp_path: Path) -> None:
+    plan = plan_of("llama pp2 dp2 tp2")
+    results = ranks(8).run(saved_and_loaded, "llama", plan, str(tmp_path / "checkpoint"))
+    assert results == [True] * 8
+
+
+def refused(name: str, plan: Plan, batch: Any = None) -> str:
+    """What is said of a plan that cannot be run."""
+    try:
+        parallel = auto_parallelize(
+            cases.built(name), cases.inputs(name), plan=plan, loss_fn=cases.LOSS[name]
+        )
+        parallel.train_step(batch)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def test_what_cannot_be_executed_is_named(ranks: Ranks) -> None:
+    plan = plan_of("llama tp2")
+    two, mixtral = ranks(2), plan_of("mixtral ep2")
+    cp = replace(plan, mesh=replace(plan.mesh, tp=1, cp=2))
+    both = replace(mixtral, mesh=replace(mixtral.mesh, tp=2, ep=2))
+    head = replace(plan, stages=(replace(plan.stages[0], blocks=(("head", 1, "full"),)),))
+    said = {
+        "context parallelism": two.run(refused, "llama", cp),
+        "with tp=1 only": two.run(refused, "mixtral", both),
+        "for 4 ranks": two.run(refused, "llama", replace(plan, mesh=replace(plan.mesh, dp=2))),
+        "recomputes 'head'": two.run(refused, "llama", head),
+        "another model": two.run(refused, "gpt", plan),
+        "8 samples": two.run(refused, "llama", plan, cases.inputs("llama", 6)),
+    }
+    for expected, answers in said.items():
+        assert all(expected in answer for answer in answers), (expected, answers)
+
+
+def test_verify_prints_equality_and_collectives(tmp_path: Path) -> None:
+    folder = Path(__file__).parents[2]
+    (tmp_path / "llama.py").write_text((folder / "examples" / "llama.py").read_text())
+    (tmp_path / "small.py").write_text(SMALL)
+    save_plan(plan_of("llama tp2"), tmp_path / "plan.yaml")
+    command = [sys.executable, "-m", "tpplan", "verify", "small.py", "plan.yaml"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "2 ranks against one process" in result.stdout and "\nequal: loss" in result.stdout
+    assert "order of collectives: the same on all ranks" in result.stdout
+    assert "layers.*.mlp.down -> layers.*" in result.stdout and "differs" not in result.stdout
+
+
+SMALL = """
+import torch
+from llama import Config, Llama, loss
+
+def build_model():
+    return Llama(Config(layers=4, hidden=32, heads=8, kv_heads=4, ffn=64, vocab=128))
+
+def example_inputs(batch, seq):
+    return (torch.randint(0, 128, (batch, seq)),)
+"""
