@@ -117,7 +117,7 @@ class Candidate:
         Simpler is: fewer axes larger than one, then smaller ones, fewer virtual stages, less sharding.
         """
         m = self.mesh
-        axes = sum(size > 1 for size in m.sizes.values())
+        axes = (m.pp > 1) + (m.dp > 1) + (m.cp > 1) + (m.ep > 1) + (m.tp > 1)
         return (axes, m.pp, m.tp, m.ep, m.cp, self.virtual_stages, self.zero_stage, self.micro_batch)
 
     @property

@@ -21,7 +21,8 @@ is left and of what the priced candidates could still have been. Closed forms an
 solver's own bound enter as they are, so the gap covers every decision.
 
 One thing is assumed rather than proven, to spare intra-op calls: a microbatch of b samples takes at
-least b/B of the time of B > b samples, up to `MICROBATCH_SLACK` (larger kernels are not slower).
+least b/B of the time of B > b samples, up to `MICROBATCH_SLACK` (larger kernels and messages are not
+slower). So a slice (tp, ep, cp and where they lie) is asked about its largest microbatch first.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 
@@ -45,7 +46,7 @@ from .infeasible import infeasible
 from .price import price
 from .simulated import simulated_s
 from .solver import Status
-from .space import EXPERTS, candidates
+from .space import EXPERTS, Expert, candidates
 from .stages import shortest, solve_stages
 
 TOP = 5
@@ -135,6 +136,13 @@ class _Run:
             self.queue.append(_Entry(bound(candidate), _queue_key(candidate), candidate))
         self.queue.sort()
         self.entries = tuple(self.queue)
+        self.largest: dict[tuple, Candidate] = {}
+        self.members: dict[tuple[int, ...], list[_Entry]] = {}
+        for entry in self.entries:
+            self.members.setdefault(_mesh_key(entry.candidate), []).append(entry)
+            key = self._slice_key(entry.candidate)
+            if key not in self.largest or self.largest[key].micro_batch < entry.candidate.micro_batch:
+                self.largest[key] = entry.candidate
 
     # ----------------------------------------------------------------- bounds
 
@@ -176,7 +184,8 @@ class _Run:
     def _note_floor(self, candidate: Candidate, key: tuple) -> None:
         """Remember the least seconds per sample that this microbatch takes, for smaller ones."""
         if solutions := self.intra[key]:
-            seconds = min(_samples_s(self.problem, s) for s in solutions) / candidate.micro_batch
+            plain = replace(candidate, zero_stage=0)
+            seconds = min(_samples_s(self._costed(plain, s)) for s in solutions) / candidate.micro_batch
             self.floors.setdefault(key[:-1], []).append((candidate.micro_batch, seconds))
 
     def floor_s(self, candidate: Candidate) -> float:
@@ -186,6 +195,13 @@ class _Run:
         total = candidate.micro_batch * max(known, default=0.0) * (1 - MICROBATCH_SLACK)
         share = 1 / candidate.fill_ways
         return (candidate.microbatches - share) * total / candidate.mesh.pp + share * total
+
+    def _probed_floor_s(self, candidate: Candidate) -> float:
+        """The floor from larger microbatches; a slice that is new is asked about its largest one."""
+        largest = self.largest[self._slice_key(candidate)]
+        if largest.micro_batch > candidate.micro_batch and not self._knows(candidate):
+            self.solutions(largest)
+        return self.floor_s(candidate)
 
     # ----------------------------------------------------------------- the loop
 
@@ -220,7 +236,10 @@ class _Run:
         elif candidate in self.priced:  # as an expert plan
             return
         elif entry.ideal:
-            self._push_costed(candidate)
+            if (floor := self._probed_floor_s(candidate)) > entry.bound_s:
+                heappush(self.queue, replace(entry, bound_s=floor))
+            else:
+                self._push_costed(candidate)
         else:
             bound = max(entry.bound_s, self.ideal_bound_s(candidate), self.floor_s(candidate))
             if math.isinf(bound):
@@ -298,16 +317,19 @@ class _Run:
 
     # ----------------------------------------------------------------- expert plans and runners-up
 
-    def _family(self, holds: Callable[[Candidate], bool]) -> list[tuple[float, Candidate]]:
-        """(bound, candidate) of the members that may fit, the most promising first."""
-        members = [entry for entry in self.entries if holds(entry.candidate)]
+    def _family(self, expert: Expert) -> list[tuple[float, Candidate]]:
+        """(bound, candidate) of an expert plan's members, the most promising first."""
+        return self._bounded(e for e in self.entries if expert.holds(e.candidate, self.problem))
+
+    def _bounded(self, members: Iterable[_Entry]) -> list[tuple[float, Candidate]]:
+        """(bound, candidate), the most promising first."""
         bounds = [(max(e.bound_s, self.ideal_bound_s(e.candidate)), e.key, e.candidate) for e in members]
         return [(bound, candidate) for bound, _, candidate in sorted(bounds)]
 
     def seed_experts(self) -> None:
         """Price the most promising member of every family, for an early incumbent."""
         for expert in EXPERTS:
-            for bound, candidate in self._family(lambda c, e=expert: e.holds(c, self.problem))[:1]:
+            for bound, candidate in self._family(expert)[:1]:
                 if time.monotonic() < self.deadline and not math.isinf(bound):
                     self.price_candidate(candidate)
 
@@ -315,7 +337,7 @@ class _Run:
         """By name, the best member found of every family, or its most promising one if none fits."""
         chosen = {}
         for expert in EXPERTS:
-            family = self._family(lambda c, e=expert: e.holds(c, self.problem))
+            family = self._family(expert)
             best = self._best_of(family)
             if best is None and family:
                 leanest = min((c for _, c in family), key=lambda c: (c.micro_batch, c.key))
@@ -358,7 +380,7 @@ class _Run:
                 return
             if sizes in done:
                 continue
-            if self._best_of(self._family(lambda c, s=sizes: _mesh_key(c) == s), ask=False):
+            if self._best_of(self._bounded(self.members[sizes]), ask=False):
                 done.add(sizes)
 
     # ----------------------------------------------------------------- the answer
@@ -465,9 +487,10 @@ class _Run:
         return replace(self._alternative(enlarged, enlarged, names), reason=reason)
 
 
-def _samples_s(problem: SearchProblem, solution: IntraSolution) -> float:
-    """Least seconds of one microbatch through the whole chain: compute alone."""
-    return sum(solution.blocks[name].forward_s + solution.blocks[name].backward_s for name in problem.chain)
+def _samples_s(costed: Costed) -> float:
+    """Least seconds of one microbatch through the whole chain: compute, and collectives inside blocks."""
+    least = {name: t.forward_s + min(map(t.backward_s, t.backward)) for name, t in costed.times.items()}
+    return sum(n * least[name] for name, n in costed.problem.counts.items())
 
 
 def _queue_key(candidate: Candidate) -> tuple:
@@ -480,7 +503,8 @@ def _rank(priced: Priced) -> tuple:
 
 
 def _mesh_key(candidate: Candidate) -> tuple[int, ...]:
-    return tuple(candidate.mesh.sizes.values())
+    m = candidate.mesh
+    return (m.pp, m.dp, m.cp, m.ep, m.tp)
 
 
 def _sizes(priced: Priced) -> tuple[int, ...]:
