@@ -181,8 +181,12 @@ def _chain(traced: TracedGraph, segments: tuple[Segment, ...]) -> tuple[int, ...
 
 
 def _representatives(segments: tuple[Segment, ...]) -> dict[str, int]:
-    """The last traced copy stands for its class: what feeds it is typical of the interior."""
-    return {segment.name: segment.index for segment in segments}
+    """The last traced copy stands for its class, as what feeds it is typical of the interior.
+
+    Where something runs between the layers of a list, nothing follows the last: an earlier, longer one does.
+    """
+    longest = sorted(segments, key=lambda segment: (len(segment.nodes), segment.index))
+    return {segment.name: segment.index for segment in longest}
 
 
 # --------------------------------------------------------------------------- ops

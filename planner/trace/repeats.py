@@ -3,8 +3,9 @@
 A list of layers (`nn.ModuleList`, `nn.Sequential`) is cut to its shortest prefix that contains every
 distinct structural key, plus one layer more where the next layer repeats the last key: the step from
 one layer to an equal one is then in the graph too. A prefix, because models index their
-configuration by position. The cut is undone if the model cannot run without its other layers, or if
-two traced layers with one key turn out to run different ops.
+configuration by position; where the last layer is of its own kind, that is the whole list. The cut is
+undone if the model cannot run without its other layers, or if two traced layers with one key turn out
+to run different ops, in the layers or between them.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ def find_cuts(model: nn.Module, path: str = "") -> Iterator[Cut]:
 
 
 def _prefix(path: str, keys: list[tuple]) -> Repeat | None:
-    if not keys or max(Counter(keys).values()) < LEAST_EQUAL:
+    if not any(count >= LEAST_EQUAL for key, count in Counter(keys).items() if _has_tensors(key)):
         return None
     first: dict[tuple, int] = {}
     for index, key in enumerate(keys):
@@ -114,9 +115,13 @@ def _prefix(path: str, keys: list[tuple]) -> Repeat | None:
     traced = max(first.values()) + 1
     if traced < len(keys) and keys[traced] == keys[traced - 1]:
         traced += 1
-    if traced == len(keys):
-        return None
     return Repeat(path=path, traced=traced, classes=tuple(first[key] for key in keys))
+
+
+def _has_tensors(key: tuple) -> bool:
+    """Whether a structure holds parameters or buffers; activations between layers are no layers."""
+    _, tensors, _, children = key
+    return bool(tensors) or any(_has_tensors(child) for _, child in children)
 
 
 def differing_layers(
@@ -124,9 +129,9 @@ def differing_layers(
 ) -> str | None:
     """A sentence if two traced layers of one class ran different ops or shapes, else None."""
     for repeat in repeats:
-        runs = [_run(f"{repeat.path}.{index}", values, nodes) for index in range(repeat.traced)]
+        runs = _runs(repeat.path, repeat.traced, values, nodes)
         for index, stands_for in enumerate(repeat.classes[: repeat.traced]):
-            if runs[index] != runs[stands_for]:
+            if not runs[index].equals(runs[stands_for]):
                 return (
                     f"{repeat.path}.{stands_for} and {repeat.path}.{index} look alike but run different ops"
                 )
@@ -145,12 +150,42 @@ def observed_repeats(values: dict[str, Value], nodes: tuple[Node, ...]) -> tuple
     found: list[Repeat] = []
     for path, length in sorted(lengths.items(), key=lambda item: item[0].count(".")):
         inside_another = any(path.startswith(f"{repeat.path}.") for repeat in found)
-        runs = [tuple(_run(f"{path}.{index}", values, nodes)) for index in range(length)]
-        if not inside_another and max(Counter(runs).values()) >= LEAST_EQUAL:
-            found.append(Repeat(path=path, traced=length, classes=tuple(runs.index(run) for run in runs)))
+        runs = _runs(path, length, values, nodes)
+        classes = tuple(next(i for i, other in enumerate(runs) if run.equals(other)) for run in runs)
+        if not inside_another and max(Counter(classes).values()) >= LEAST_EQUAL:
+            found.append(Repeat(path=path, traced=length, classes=classes))
     return tuple(found)
 
 
-def _run(path: str, values: dict[str, Value], nodes: tuple[Node, ...]) -> list[tuple]:
-    inside = (node for node in nodes if node.module == path or node.module.startswith(f"{path}."))
-    return [(node.target, tuple(values[name].shape for name in node.outputs)) for node in inside]
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What a layer ran, and what ran between it and the next layer; None after the last."""
+
+    inside: tuple
+    gap: tuple | None
+
+    def equals(self, other: _Run) -> bool:
+        return self.inside == other.inside and (None in (self.gap, other.gap) or self.gap == other.gap)
+
+
+def _runs(path: str, length: int, values: dict[str, Value], nodes: tuple[Node, ...]) -> list[_Run]:
+    """By call order: ops of a layer's modules that run after a later layer has begun are not its own."""
+    places = [
+        [i for i, node in enumerate(nodes) if f"{node.module}.".startswith(f"{path}.{index}.")]
+        for index in range(length)
+    ]
+    starts = sorted(own[0] for own in places if own)
+    runs = []
+    for own in places:
+        if not own:
+            runs.append(_Run((), None))
+            continue
+        end = next((start for start in starts if start > own[0]), None)
+        last = max(i for i in own if end is None or i < end)
+        gap = None if end is None else _ops(nodes[last + 1 : end], values)
+        runs.append(_Run(_ops(nodes[own[0] : last + 1], values), gap))
+    return runs
+
+
+def _ops(nodes: Iterable[Node], values: dict[str, Value]) -> tuple:
+    return tuple((node.target, tuple(values[name].shape for name in node.outputs)) for node in nodes)

@@ -39,6 +39,8 @@ class Family:
     package: str = "torch"
     """What must be installed: `transformers`, `timm`, `diffusers`."""
     seq_len: int = 1024
+    traced_whole: bool = False
+    """Its layers depend on each other, so that none can be left out of the trace."""
     flops_note: str = ""
     """Why the forward FLOPs differ from torch's own counter, where they do."""
     flops_tolerance: float = 1e-3
@@ -453,10 +455,11 @@ def _sd3_inputs(batch: int, seq: int) -> dict[str, torch.Tensor]:
 
 
 DIFFUSION = (
-    Family(name="UNet (SD 1.5)", classes=0, build=_unet, inputs=_unet_inputs, package="diffusers"),
+    Family(name="UNet (SD 1.5)", classes=2, traced_whole=True, build=_unet, inputs=_unet_inputs,
+           package="diffusers"),
     Family(name="DiT XL/2", classes=1, build=_dit, inputs=_dit_inputs, package="diffusers",
            full={"num_layers": 28}),
-    Family(name="SD3 medium", classes=1, build=_sd3, inputs=_sd3_inputs, package="diffusers",
+    Family(name="SD3 medium", classes=2, build=_sd3, inputs=_sd3_inputs, package="diffusers",
            full={"num_layers": 24}),
 )  # fmt: skip
 

@@ -235,7 +235,7 @@ def test_the_users_module_is_not_touched():
         ("ababab", (Repeat(path="layers", traced=2, classes=(0, 1) * 3),)),
         ("aaabbb", (Repeat(path="layers", traced=5, classes=(0, 0, 0, 3, 3, 3)),)),
         ("abbbba", (Repeat(path="layers", traced=3, classes=(0, 1, 1, 1, 1, 0)),)),
-        ("aaaaab", ()),
+        ("aaaaab", (Repeat(path="layers", traced=6, classes=(0,) * 5 + (5,)),)),
         ("aa", ()),
         ("aabb", ()),
     ],
