@@ -14,13 +14,15 @@ from tpplan.planner.build import build
 from tpplan.planner.cost import IntraSolution, Recompute
 from tpplan.planner.estimate import collectives, compute
 from tpplan.planner.estimate.as_run import as_run
-from tpplan.planner.estimate.calibration import sustained
+from tpplan.planner.estimate.calibration import scale_of, sustained
 from tpplan.planner.estimate.step import Setting, spans
 from tpplan.planner.graph import Graph
 from tpplan.planner.mesh import Mesh
 from tpplan.planner.problem import Candidate, Priced, Pricing
 from tpplan.planner.profile import Framework, Job
+from tpplan.planner.solve.brackets import StagePlan, read_cuts
 from tpplan.planner.solve.costed import Costed
+from tpplan.planner.solve.intervals import Intervals, StageProblem
 from tpplan.planner.solve.intra_op import Prices, intra_op
 from tpplan.planner.solve.price import price
 from tpplan.planner.solve.stages import shortest
@@ -66,13 +68,14 @@ def graph_of(dims: Dims) -> Graph:
     return build(traced)
 
 
-def predict(row: Row, *, scale: float = 1.0) -> Predicted:
-    """Predict one run on kernels that take `scale` times as long as their curves say.
+def predict(row: Row, *, scale: float | None = None) -> Predicted:
+    """Predict one run on kernels that take `scale` times as long as their curves say (None: as fitted).
 
     Raises `ValueError` when the row's plan cannot be priced.
     """
     topology, framework = topology_of(row), framework_of(row)
-    device = sustained(topology.device, framework, scale=scale)
+    factor = scale_of(topology.device, framework) if scale is None else scale
+    device = sustained(topology.device, framework, scale=factor)
     graph = as_run(graph_of(row.dims), framework, precision=row.plan.precision)
     priced = price_row(row, graph, replace(topology, device=device), framework)
     prediction = priced.prediction
@@ -116,8 +119,17 @@ def price_row(row: Row, graph: Graph, topology: Topology, framework: Framework) 
         intra=solution,
         recompute=Recompute(row.plan.recompute),
     )
-    plan = shortest(costed.stage_problem)
-    return price(costed, plan, bound=0.0)
+    return price(costed, _stages(costed.stage_problem), bound=0.0)
+
+
+def _stages(problem: StageProblem) -> StagePlan:
+    """As many layers on every stage, as published runs have; the best stages where they do not divide."""
+    layers = [i for i, name in enumerate(problem.chain) if name in problem.layer_classes]
+    if len(layers) % problem.stages or layers != list(range(layers[0], layers[-1] + 1)):
+        return shortest(problem)
+    each = len(layers) // problem.stages
+    inner = [layers[0] + rank * each for rank in range(1, problem.stages)]
+    return read_cuts(Intervals(problem), (0, *inner, len(problem.chain)))
 
 
 def _job(row: Row) -> Job:
@@ -150,3 +162,13 @@ def _solution(row: Row, frontier: tuple[IntraSolution, ...]) -> IntraSolution:
         raise ValueError("the model's dims do not divide by the plan")
     wanted = [s for s in frontier if s.sequence_parallel == row.plan.sequence_parallel]
     return (wanted or frontier)[0]
+
+
+RESERVED = ("tt",)
+"""Sources that publish reserved memory: allocated and what the allocator holds beyond it."""
+
+
+def memory_like(memory: dict[str, float], source: str) -> float:
+    """The prediction of what a source measured: allocated or reserved bytes, without the device context."""
+    beyond = {"context"} if source in RESERVED else {"context", "reserve"}
+    return sum(nbytes for kind, nbytes in memory.items() if kind not in beyond)

@@ -18,6 +18,8 @@ from ..topology import Device, Efficiency
 
 FILE = Path(__file__).with_name("calibration.yaml")
 ATTENTION = ("attention", "attention_backward")
+STANDS_ON = {"tpplan": "torch"}
+"""Frameworks that run another one's kernels and have no measurements of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +56,14 @@ def calibrations() -> tuple[Calibration, ...]:
 
 def calibration(device: Device, framework: Framework) -> Calibration | None:
     """The entry for this pair, or None when nothing was fitted."""
-    found = (c for c in calibrations() if (c.framework, c.device) == (framework.name, device.name))
-    return next(found, None)
+    name = STANDS_ON.get(framework.name, framework.name)
+    return next((c for c in calibrations() if (c.framework, c.device) == (name, device.name)), None)
+
+
+def scale_of(device: Device, framework: Framework) -> float:
+    """How much longer kernels take than their curves say; 1 when nothing was fitted."""
+    found = calibration(device, framework)
+    return found.scale if found else 1.0
 
 
 def sustained(device: Device, framework: Framework, *, scale: float = 1.0) -> Device:
