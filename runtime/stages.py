@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -66,11 +67,6 @@ def list_path(plan: Plan) -> str | None:
             f"a model with several lists of layers ({', '.join(paths)}) cannot be run in a pipeline"
         )
     return paths[0] if len(paths) == 1 else None
-
-
-def list_paths(plan: Plan) -> tuple[str, ...]:
-    """Paths of all lists of repeated layers."""
-    return tuple(sorted({entry.module.removesuffix(".*") for entry in plan.layer_lists}))
 
 
 def stage_cuts(plan: Plan, rank: int) -> tuple[StageCut, ...]:
@@ -123,7 +119,7 @@ def _layer_modes(plan: Plan, rank: int) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Border:
-    """What one whole forward on meta tensors showed."""
+    """What one whole forward without data showed."""
 
     hidden: torch.Tensor
     """First argument of the first layer, on meta."""
@@ -134,7 +130,7 @@ class Border:
 
 
 def find_border(model: nn.Module, path: str, call: Call) -> Border:
-    """Run the model on meta tensors and watch. Raises `ModelError` when that is not possible."""
+    """Run the model without data and watch. Raises `ModelError` when that is not possible."""
     layers = model.get_submodule(path)
     if not isinstance(layers, nn.ModuleList) or not len(layers):
         raise ModelError(
@@ -157,7 +153,10 @@ def find_border(model: nn.Module, path: str, call: Call) -> Border:
         if any(p is not None for p in module._parameters.values()) and not name.startswith(f"{path}."):
             hooks.append(module.register_forward_pre_hook(called(name)))
     try:
-        _run_on_meta(model, call)
+        _run_hollow(model, call)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise ModelError(f"no place to cut a pipeline: a forward without data fails: {reason}") from None
     finally:
         for hook in hooks:
             hook.remove()
@@ -165,22 +164,22 @@ def find_border(model: nn.Module, path: str, call: Call) -> Border:
         raise ModelError(
             f"{path}.0 is not called with a tensor as first argument: no place to cut a pipeline"
         )
-    activation = hidden[0].to(_dtype(layers))
+    activation = torch.empty(hidden[0].shape, dtype=_dtype(layers), device="meta")
     return Border(hidden=activation, before=frozenset(before), after=frozenset(after))
 
 
-def _run_on_meta(module: nn.Module, call: Call) -> Any:
-    """Shapes of a forward, in bf16: on meta, grouped products exist in no other dtype."""
-    state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    empty = {name: _hollow(tensor) for name, tensor in state.items()}
-    call = map_tensors(call, _hollow)
-    with torch.no_grad(), torch.device("meta"):
+def _run_hollow(module: nn.Module, call: Call) -> Any:
+    """Shapes of a forward, without data; in bf16, the only dtype whose grouped products can be so run."""
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        empty = {name: _hollow(tensor) for name, tensor in state.items()}
+        call = map_tensors(call, _hollow)
         return functional_call(module, empty, call.args, call.kwargs)
 
 
 def _hollow(tensor: torch.Tensor) -> torch.Tensor:
     dtype = torch.bfloat16 if tensor.is_floating_point() else tensor.dtype
-    return torch.empty_like(tensor, device="meta", dtype=dtype)
+    return torch.empty(tensor.shape, dtype=dtype)
 
 
 def _dtype(module: nn.Module) -> torch.dtype:
@@ -235,9 +234,9 @@ class Absent(nn.Module):
         def zeros(x: Any) -> Any:
             if not isinstance(x, torch.Tensor):
                 return x
-            return torch.zeros_like(x, device=device, dtype=dtype if x.is_floating_point() else x.dtype)
+            return torch.zeros(x.shape, device=device, dtype=dtype if x.is_floating_point() else x.dtype)
 
-        return tree_map(zeros, _run_on_meta(hollow, Call(args, kwargs)))
+        return tree_map(zeros, _run_hollow(hollow, Call(args, kwargs)))
 
 
 def structural_copy(module: nn.Module) -> nn.Module:

@@ -206,7 +206,8 @@ def test_the_module_works_in_any_loop(ranks: Ranks) -> None:
 
 def saved_and_loaded(name: str, plan: Plan, folder: str) -> bool:
     """A checkpoint of a trained model, read into an untrained one."""
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict_loader import load
+    from torch.distributed.checkpoint.state_dict_saver import save
 
     trained_one, fresh = (
         auto_parallelize(cases.built(name), cases.inputs(name), plan=plan, loss_fn=cases.LOSS[name])
@@ -214,9 +215,9 @@ def saved_and_loaded(name: str, plan: Plan, folder: str) -> bool:
     )
     trained_one.train_step(cases.inputs(name))
     torch.optim.SGD(trained_one.parameters(), lr=1.0).step()
-    dcp.save(trained_one.state_dict(), checkpoint_id=folder)
+    save(trained_one.state_dict(), checkpoint_id=folder)
     state = fresh.state_dict()
-    dcp.load(state, checkpoint_id=folder)
+    load(state, checkpoint_id=folder)
     fresh.load_state_dict(state)
     ours, theirs = dict(trained_one.named_parameters()), dict(fresh.named_parameters())
     return all(torch.equal(whole(ours[n].detach()), whole(theirs[n].detach())) for n in ours)
