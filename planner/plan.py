@@ -212,6 +212,7 @@ class Alternative:
     step_time_s: float
     peak_memory_bytes: float
     reason: str
+    shard_group: int | None = None
     seeded_as: str | None = None
     """Name of the expert plan it is, e.g. `FSDP`, `Megatron 3D`."""
 
@@ -279,6 +280,8 @@ class Plan:
     """What other numbers of devices would take, where the objective compares them."""
     changes: tuple[Change, ...] = ()
     """What would change the answer, where it was asked for."""
+    assumptions: tuple[str, ...] = ()
+    """What the prediction rests on beyond the topology: fitted scales, with date, rows and error."""
 
     @property
     def device_hours_per_million_tokens(self) -> float:

@@ -23,8 +23,11 @@ from .describe import (
     planned_reshards,
     splits_in_words,
 )
+from .divisibility import check_tensor_size, vocabulary_warnings
 from .errors import ModelError
 from .estimate import collectives, compute
+from .estimate.as_run import as_run
+from .estimate.calibration import calibration, sustained
 from .estimate.frameworks import FRAMEWORKS
 from .graph import DTYPE_BYTES, Block, Graph
 from .graph_cache import TraceOptions, load_or_trace
@@ -188,7 +191,12 @@ def plan_graph(
         raise ModelError(
             "no input of the model has a batch dim: example_inputs(batch, seq) must use batch first"
         )
-    problem = search_problem(graph, topology, job)
+    framework = FRAMEWORKS[job.framework]
+    fitted = calibration(topology.device, framework)
+    device = sustained(topology.device, framework, scale=fitted.scale if fitted else 1.0)
+    priced = replace(topology, device=device)
+    as_traced, graph = graph, as_run(graph, framework, precision=job.dtype)
+    problem = search_problem(graph, priced, job)
     checked = check_pins(
         pins,
         devices=topology.devices,
@@ -196,11 +204,13 @@ def plan_graph(
         layers=max(problem.layers, 1),
         cluster=topology.name,
     )
-    model = collectives.model(topology)
-    framework = problem.framework
+    tp = checked.get("tp")
+    if isinstance(tp, int) and tp not in problem.tp_sizes:
+        check_tensor_size(graph, tp, problem.tp_sizes)
+    model = collectives.model(priced)
     prices = Prices(kernel_time=compute.kernel_time, collective_time=model.time)
     pricing = Pricing(
-        intra=intra_op(graph, topology, framework, prices),
+        intra=intra_op(graph, priced, framework, prices),
         collective_time=model.time,
         kernel_time=compute.kernel_time,
     )
@@ -209,7 +219,8 @@ def plan_graph(
     )
     if isinstance(found, Infeasible):
         return found
-    return _plan(graph, topology, job, found, source=source, framework=framework)
+    plan = _plan(as_traced, topology, job, found, source=source, framework=framework)
+    return replace(plan, assumptions=(str(fitted),)) if fitted else plan
 
 
 def _teller(tell: Callable[[str], None] | None) -> Callable[[SearchProgress], None] | None:
@@ -333,6 +344,7 @@ def _plan(
         job=job,
         mesh=candidate.mesh,
         zero_stage=candidate.zero_stage,
+        shard_group=candidate.shard_group,
         micro_batch=candidate.micro_batch,
         num_microbatches=candidate.microbatches,
         schedule=candidate.schedule,
@@ -351,7 +363,12 @@ def _plan(
         reasons=(*_size_reasons(graph, topology, splits), *found.reasons),
         alternatives=found.alternatives,
         pareto=found.pareto,
-        warnings=(*graph.warnings, *map(in_words, uncovered(graph, topology.device)), *found.warnings),
+        warnings=(
+            *graph.warnings,
+            *map(in_words, uncovered(graph, topology.device)),
+            *vocabulary_warnings(graph, candidate.mesh.tp),
+            *found.warnings,
+        ),
     )
 
 

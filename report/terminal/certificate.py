@@ -58,6 +58,7 @@ def _assumed(plan: Plan) -> str:
     return (
         f"{job.mode} for {job.objective}, global batch {job.global_batch:,}{tokens}, {job.dtype}, "
         f"optimizer {job.optimizer}, as the framework profile {job.framework!r} runs it"
+        + "".join(f"; {text}" for text in plan.assumptions)
     )
 
 
