@@ -163,9 +163,13 @@ class _Run:
 
     inside: tuple
     gap: tuple | None
+    foreign: bool = False
+    """Whether other modules than those that hold the list run in the gap: layers of their own."""
 
     def equals(self, other: _Run) -> bool:
-        return self.inside == other.inside and (None in (self.gap, other.gap) or self.gap == other.gap)
+        """Whether one can stand for the other."""
+        unknown = None in (self.gap, other.gap) and not (self.foreign or other.foreign)
+        return self.inside == other.inside and (unknown or self.gap == other.gap)
 
 
 def _runs(path: str, length: int, values: dict[str, Value], nodes: tuple[Node, ...]) -> list[_Run]:
@@ -182,8 +186,10 @@ def _runs(path: str, length: int, values: dict[str, Value], nodes: tuple[Node, .
             continue
         end = next((start for start in starts if start > own[0]), None)
         last = max(i for i in own if end is None or i < end)
-        gap = None if end is None else _ops(nodes[last + 1 : end], values)
-        runs.append(_Run(_ops(nodes[own[0] : last + 1], values), gap))
+        between = nodes[last + 1 : end]
+        gap = None if end is None else _ops(between, values)
+        foreign = end is not None and not all(f"{path}.".startswith(node.module) for node in between)
+        runs.append(_Run(_ops(nodes[own[0] : last + 1], values), gap, foreign))
     return runs
 
 

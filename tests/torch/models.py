@@ -455,7 +455,7 @@ def _sd3_inputs(batch: int, seq: int) -> dict[str, torch.Tensor]:
 
 
 DIFFUSION = (
-    Family(name="UNet (SD 1.5)", classes=2, traced_whole=True, build=_unet, inputs=_unet_inputs,
+    Family(name="UNet (SD 1.5)", classes=1, traced_whole=True, build=_unet, inputs=_unet_inputs,
            package="diffusers"),
     Family(name="DiT XL/2", classes=1, build=_dit, inputs=_dit_inputs, package="diffusers",
            full={"num_layers": 28}),
