@@ -34,7 +34,7 @@ LATER_AXES = ("cp",)
 """Mesh axes whose collectives are not priced yet: they cannot be larger than one."""
 WORD_PINS = {"recompute": tuple(map(str, Recompute)), "schedule": tuple(map(str, Schedule))}
 """Pins whose values are words, and which."""
-PIN_KEYS = (*AXES, "zero", "micro_batch", "recompute", "schedule", "virtual_stages")
+PIN_KEYS = (*AXES, "zero", "shard_group", "micro_batch", "recompute", "schedule", "virtual_stages")
 
 DEFAULT_STEP_TOKENS = 4 * 2**20
 """Tokens per optimizer step when no batch is given: the 4M of Llama 2 (arXiv:2307.09288, sec. 2.2)."""
@@ -204,6 +204,8 @@ def check_pins(
 def pins_of(plan: Plan) -> Pins:
     """The choices of a plan as pins; recompute that differs between blocks is left free."""
     pins: Pins = {**plan.mesh.sizes, "zero": plan.zero_stage, "micro_batch": plan.micro_batch}
+    if plan.zero_stage == 3 or plan.shard_group:
+        pins["shard_group"] = plan.shard_group or plan.mesh.dp * plan.mesh.cp * plan.mesh.ep
     if plan.recompute in WORD_PINS["recompute"]:
         pins["recompute"] = plan.recompute
     if plan.schedule in WORD_PINS["schedule"]:

@@ -25,7 +25,7 @@ CollectiveTime = Callable[[Collective, float, GroupSpan], Estimate]
 """Collective, whole-buffer bytes, span of the group -> time of one execution."""
 KernelTime = Callable[[Work, Device], Estimate]
 Pins = dict[str, int | str]
-"""Choices the user made: mesh axes by name, `zero`, `micro_batch`, `recompute`, `schedule`,
+"""Choices the user made: mesh axes by name, `zero`, `shard_group`, `micro_batch`, `recompute`, `schedule`,
 `virtual_stages`."""
 
 SCHEDULE_NONE = "none"
@@ -109,6 +109,8 @@ class Candidate:
     zero_stage: int
     schedule: str
     virtual_stages: int
+    shard_group: int | None = None
+    """Neighbours along dp that ZeRO shards over, other groups holding copies (HSDP); None: all replicas."""
 
     @property
     def key(self) -> tuple:
@@ -118,7 +120,8 @@ class Candidate:
         """
         m = self.mesh
         axes = (m.pp > 1) + (m.dp > 1) + (m.cp > 1) + (m.ep > 1) + (m.tp > 1)
-        return (axes, m.pp, m.tp, m.ep, m.cp, self.virtual_stages, self.zero_stage, self.micro_batch)
+        sharded = (self.zero_stage, self.shard_group or 0)
+        return (axes, m.pp, m.tp, m.ep, m.cp, self.virtual_stages, *sharded, self.micro_batch)
 
     @property
     def fill_ways(self) -> int:
@@ -128,7 +131,8 @@ class Candidate:
     def __str__(self) -> str:
         stages = f", {self.virtual_stages} virtual stages" if self.virtual_stages > 1 else ""
         schedule = "" if self.schedule == SCHEDULE_NONE else f", {self.schedule}{stages}"
-        return f"{self.mesh}, ZeRO-{self.zero_stage}, microbatch {self.micro_batch}{schedule}"
+        group = f" in groups of {self.shard_group}" if self.shard_group else ""
+        return f"{self.mesh}, ZeRO-{self.zero_stage}{group}, microbatch {self.micro_batch}{schedule}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

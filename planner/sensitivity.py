@@ -92,7 +92,9 @@ def _then(plan: Plan, other: Plan | Infeasible | None) -> str:
         return ""
     virtual = f" with {other.virtual_stages} virtual stages" if other.virtual_stages > 1 else ""
     schedule = f", {other.schedule}{virtual}" if other.mesh.pp > 1 else ""
-    return f": then {other.mesh}, ZeRO-{other.zero_stage}, microbatch {other.micro_batch}{schedule} is better"
+    group = f" in groups of {other.shard_group}" if other.shard_group else ""
+    sharded = f"ZeRO-{other.zero_stage}{group}"
+    return f": then {other.mesh}, {sharded}, microbatch {other.micro_batch}{schedule} is better"
 
 
 # --------------------------------------------------------------------------- memory and devices

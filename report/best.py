@@ -24,7 +24,8 @@ def best_document(best: Plan) -> dict[str, Any]:
 
 def against_best(mine: Plan | None, best: Plan) -> str:
     """How a checked plan (None: it does not fit) does against the best one."""
-    found = f"{best.mesh}, {words.zero(best.zero_stage)}, {words.duration(best.predicted.step_time_s)} a step"
+    sharded = words.zero(best.zero_stage, best.shard_group)
+    found = f"{best.mesh}, {sharded}, {words.duration(best.predicted.step_time_s)} a step"
     if mine is None:
         return f"A plan that fits: {found}."
     ratio = mine.predicted.step_time_s / best.predicted.step_time_s

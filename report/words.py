@@ -102,9 +102,10 @@ def rank_formula(mesh: Mesh) -> str:
     return "rank = " + (" + ".join(axis if step == 1 else f"{step} {axis}" for step, axis in terms) or "0")
 
 
-def zero(stage: int) -> str:
-    """A ZeRO stage: `no ZeRO`, `ZeRO-1`."""
-    return f"ZeRO-{stage}" if stage else "no ZeRO"
+def zero(stage: int, shard_group: int | None = None) -> str:
+    """A ZeRO stage: `no ZeRO`, `ZeRO-1`, `ZeRO-3 in groups of 8`."""
+    group = f" in groups of {shard_group}" if shard_group else ""
+    return f"ZeRO-{stage}{group}" if stage else "no ZeRO"
 
 
 def batches(micro_batch: int, num_microbatches: int) -> str:

@@ -24,6 +24,11 @@ def check(plan: Plan, model: nn.Module, planned: Mapping[str, ParameterPlacement
         raise PlanError(f"the plan is for mode {plan.job.mode!r}; only train can be run")
     if mesh.cp > 1:
         raise PlanError(f"the plan has cp={mesh.cp}: context parallelism cannot be executed yet")
+    if plan.shard_group:
+        raise PlanError(
+            f"the plan shards over groups of {plan.shard_group} of its dp={mesh.dp} ranks (HSDP), which "
+            "cannot be executed yet; plan with --framework tpplan"
+        )
     if mesh.pp > 1 and not plan.layer_lists:
         raise PlanError(f"the plan has pp={mesh.pp} but names no list of layers to cut; plan again")
     if mesh.pp > 1:

@@ -73,13 +73,22 @@ def master_bytes(group: ParameterGroup, framework: Framework, optimizer: Optimiz
 
 
 def block_states(
-    cost: BlockCost, *, mesh: Mesh, zero: int, framework: Framework, optimizer: Optimizer
+    cost: BlockCost,
+    *,
+    mesh: Mesh,
+    zero: int,
+    framework: Framework,
+    optimizer: Optimizer,
+    shard_group: int | None = None,
 ) -> BlockStates:
-    """Parameters, gradients and optimizer state of one block on one device under ZeRO stage `zero`."""
+    """Parameters, gradients and optimizer state of one block on one device under ZeRO stage `zero`.
+
+    `shard_group`: how many replicas share one copy (HSDP); None: all.
+    """
     parameters = gradients = states = gathered = reduced = 0.0
     kept = keeps_gathered(zero, mesh, framework)
     for group in cost.parameters:
-        ways = replicas(group, mesh)
+        ways = shard_group or replicas(group, mesh)
         whole = group.numel * group.element_bytes
         parameters += whole / (ways if zero >= 3 else 1)
         gathered += whole * (1 - 1 / ways) if zero >= 3 and not kept else 0.0

@@ -11,7 +11,8 @@ with m microbatches and v virtual stages per device. For even stages this is the
 (m + (pp - 1) / v) t (Narayanan et al. 2021, arXiv:2104.04473, section 2.2).
 
 ZeRO-1 reduce-scatters gradients and gathers parameters once per step, ZeRO-2 reduce-scatters for
-every microbatch, ZeRO-3 also gathers each block in forward and again in backward.
+every microbatch, ZeRO-3 also gathers each block in forward and again in backward. Under HSDP this
+happens among the ranks of a sharding group; groups sum their gradients once per step.
 """
 
 from __future__ import annotations
@@ -110,14 +111,38 @@ def communication(
     count: float,
 ) -> Communication | None:
     """A priced collective over the flattened `axes`, wholly exposed; None when there is no one to talk to."""
-    span = setting.span(setting.mesh, axes)
+    axis = "+".join(axis for axis in axes if setting.mesh.size(axis) > 1)
+    return _priced(setting, label, collective, nbytes, setting.span(setting.mesh, axes), axis, count=count)
+
+
+def sharding(
+    setting: Setting, label: str, collective: Collective, nbytes: float, axes: tuple[str, ...]
+) -> Communication | None:
+    """A gather or reduce-scatter among the ranks that share one copy: all of `axes`, or a ZeRO group."""
+    group = setting.candidate.shard_group
+    if group is None:
+        return communication(setting, label, collective, nbytes, axes, count=1)
+    span = setting.topology.span(size=group, stride=setting.mesh.stride("dp"))
+    return _priced(setting, label, collective, nbytes, span, "dp", count=1)
+
+
+def _priced(
+    setting: Setting,
+    label: str,
+    collective: Collective,
+    nbytes: float,
+    span: GroupSpan,
+    axis: str,
+    *,
+    count: float,
+) -> Communication | None:
     if span.size == 1 or nbytes <= 0:
         return None
     time = setting.pricing.collective_time(collective, nbytes, span)
     return Communication(
         label=label,
         collective=collective,
-        axis="+".join(axis for axis in axes if setting.mesh.size(axis) > 1),
+        axis=axis,
         group_size=span.size,
         bytes=nbytes,
         seconds=time.seconds,
@@ -215,7 +240,7 @@ def _gathers(cost: BlockCost, setting: Setting, phase: str) -> Iterator[Communic
     for sparse, axes in ((False, DENSE_AXES), (True, SPARSE_AXES)):
         nbytes = sum(g.numel * g.element_bytes for g in cost.parameters if g.sparse is sparse)
         label = f"{cost.name}: parameters gathered for {phase}"
-        gather = communication(setting, label, Collective.ALL_GATHER, nbytes, axes, count=1)
+        gather = sharding(setting, label, Collective.ALL_GATHER, nbytes, axes)
         if gather is not None:
             yield _no_faster(gather, setting.framework)
 
@@ -234,9 +259,25 @@ def _gradient_syncs(
     for sparse, axes in ((False, DENSE_AXES), (True, SPARSE_AXES)):
         numel = sum(g.numel for g in groups if g.trainable and g.sparse is sparse)
         label = f"gradients of {'sparse' if sparse else 'dense'} parameters"
-        sync = communication(setting, label, collective, numel * setting.framework.sync_bytes, axes, count=1)
+        nbytes = numel * setting.framework.sync_bytes
+        if collective is Collective.REDUCE_SCATTER:
+            sync = sharding(setting, label, collective, nbytes, axes)
+        else:
+            sync = communication(setting, label, collective, nbytes, axes, count=1)
         if sync is not None:
             yield sync
+
+
+def _copies_sync(groups: Sequence[ParameterGroup], setting: Setting) -> Iterator[Communication]:
+    """Sharding groups that hold copies of each other sum their shards' gradients, once per step (HSDP)."""
+    group, mesh = setting.candidate.shard_group, setting.mesh
+    if group is None:
+        return
+    nbytes = sum(g.numel for g in groups if g.trainable) * setting.framework.sync_bytes / group
+    span = setting.topology.span(size=mesh.dp // group, stride=mesh.stride("dp") * group)
+    label = "gradients of sharding groups"
+    if sync := _priced(setting, label, Collective.ALL_REDUCE, nbytes, span, "dp", count=1):
+        yield sync
 
 
 def _by_axis(communications: Sequence[Communication]) -> Parts:
@@ -282,6 +323,7 @@ def once_per_step(
     zero = traffic_stage(setting.candidate.zero_stage, setting.mesh, framework)
     collective = Collective.ALL_REDUCE if zero == 0 else Collective.REDUCE_SCATTER
     syncs = list(_gradient_syncs(groups, setting, collective)) if zero <= 1 else []
+    syncs += _copies_sync(groups, setting)
     share = min(framework.dp_overlap, 1 - 1 / blocks)
     syncs = _hidden_behind(syncs, [share] * len(syncs), compute_s=backward_s)
     gathers = list(_updated_parameters(groups, setting)) if zero in (1, 2) else []
@@ -306,7 +348,7 @@ def _updated_parameters(groups: Sequence[ParameterGroup], setting: Setting) -> I
     for sparse, axes in ((False, DENSE_AXES), (True, SPARSE_AXES)):
         nbytes = sum(g.numel * g.element_bytes for g in groups if g.trainable and g.sparse is sparse)
         label = f"updated {'sparse' if sparse else 'dense'} parameters"
-        gather = communication(setting, label, Collective.ALL_GATHER, nbytes, axes, count=1)
+        gather = sharding(setting, label, Collective.ALL_GATHER, nbytes, axes)
         if gather is not None:
             yield gather
 
@@ -345,7 +387,8 @@ def _tied(groups: Sequence[ParameterGroup], setting: Setting) -> Iterator[Commun
 
 def _local_numel(group: ParameterGroup, setting: Setting, *, from_zero: int) -> float:
     sharded = setting.candidate.zero_stage >= from_zero
-    return group.numel / (replicas(group, setting.mesh) if sharded else 1)
+    ways = setting.candidate.shard_group or replicas(group, setting.mesh)
+    return group.numel / (ways if sharded else 1)
 
 
 def _gradient_norm(

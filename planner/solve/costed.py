@@ -51,6 +51,7 @@ class Costed:
                 cost,
                 mesh=self.candidate.mesh,
                 zero=self.candidate.zero_stage,
+                shard_group=self.candidate.shard_group,
                 framework=self.problem.framework,
                 optimizer=self.problem.optimizer,
             )

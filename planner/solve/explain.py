@@ -117,7 +117,8 @@ def _reasons(problem: SearchProblem, best: Priced) -> Iterator[str]:
             2: "with optimizer state and gradients sharded (ZeRO-2)",
             3: "with parameters, gradients and optimizer state sharded (ZeRO-3)",
         }[c.zero_stage]
-        yield f"Dense parameters lie on {replicas} data-parallel ranks {what}."
+        group = f" in groups of {c.shard_group}, the groups being copies" if c.shard_group else ""
+        yield f"Dense parameters lie on {replicas} data-parallel ranks {what}{group}."
     peak = best.prediction.peak_memory_bytes
     if best.recompute == str(Recompute.NONE):
         yield f"Nothing is recomputed: the fullest device needs {gib(peak)} of {gib(memory)}."

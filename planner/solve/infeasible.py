@@ -138,7 +138,8 @@ def _slice_size(candidate: Candidate) -> int:
 def _plain(candidate: Candidate) -> Candidate:
     """Without replicas there is nothing to shard."""
     mesh = candidate.mesh
-    return candidate if mesh.dp * mesh.cp * mesh.ep > 1 else replace(candidate, zero_stage=0)
+    shards = mesh.dp * mesh.cp * mesh.ep > 1
+    return candidate if shards else replace(candidate, zero_stage=0, shard_group=None)
 
 
 def _states_bytes(asked: _Asked, candidate: Candidate) -> float:

@@ -159,7 +159,7 @@ class _Run:
 
     def ideal_bound_s(self, candidate: Candidate) -> float:
         """Step 2 of the bounds; infinite when not even an ideal split fits."""
-        key = (candidate.mesh, candidate.micro_batch, candidate.zero_stage)
+        key = (candidate.mesh, candidate.micro_batch, candidate.zero_stage, candidate.shard_group)
         if key not in self.ideal:
             self.ideal[key] = self._costed(candidate, idealised(self.problem, candidate))
         return self.ideal[key].under(candidate).bound_s
@@ -184,7 +184,7 @@ class _Run:
     def _note_floor(self, candidate: Candidate, key: tuple) -> None:
         """Remember the least seconds per sample that this microbatch takes, for smaller ones."""
         if solutions := self.intra[key]:
-            plain = replace(candidate, zero_stage=0)
+            plain = replace(candidate, zero_stage=0, shard_group=None)
             seconds = min(_samples_s(self._costed(plain, s)) for s in solutions) / candidate.micro_batch
             self.floors.setdefault(key[:-1], []).append((candidate.micro_batch, seconds))
 
@@ -261,7 +261,8 @@ class _Run:
 
     def _costed_like(self, candidate: Candidate, solution: IntraSolution) -> Costed:
         """Costs under a solution, shared by the schedules of one mesh, microbatch and ZeRO stage."""
-        key = (candidate.mesh, candidate.micro_batch, candidate.zero_stage, id(solution))
+        sharded = (candidate.zero_stage, candidate.shard_group)
+        key = (candidate.mesh, candidate.micro_batch, *sharded, id(solution))
         if key not in self.real:
             self.real[key] = self._costed(candidate, solution)
         return self.real[key].under(candidate)
@@ -467,6 +468,7 @@ class _Run:
         return Alternative(
             mesh=other.candidate.mesh,
             zero_stage=other.candidate.zero_stage,
+            shard_group=other.candidate.shard_group,
             micro_batch=other.candidate.micro_batch,
             num_microbatches=other.candidate.microbatches,
             recompute=other.recompute,

@@ -9,8 +9,10 @@ Sizes are all divisors, not only powers of two. Expert plans are named subsets o
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from ..mesh import Mesh
 from ..problem import SCHEDULE_NONE, Candidate, Pins, SearchProblem
@@ -21,6 +23,8 @@ ZERO_STAGES = (0, 1, 2, 3)
 MAX_VIRTUAL_STAGES = 12
 """More pieces per device have not been published to pay; Megatron's largest runs use 4 to 12."""
 DEFAULT_SCHEDULES = (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED)
+HSDP_FRAMEWORKS = ("torch",)
+"""Frameworks whose sharding groups may be smaller than the data-parallel ranks (FSDP2's HYBRID_SHARD)."""
 SMALL_FACTORS = (1, 3, 5, 7)
 """Microbatches are a power of two times one of these, or all samples at once."""
 
@@ -57,15 +61,19 @@ def candidates(problem: SearchProblem, pins: Pins) -> Iterator[Candidate]:
     """Every candidate of the space."""
     for mesh in meshes(problem, pins):
         samples = problem.job.global_batch // mesh.batch_ways
+        sharded = [
+            (zero, group) for zero in _zero_stages(mesh, pins) for group in _groups(problem, mesh, zero, pins)
+        ]
         for micro_batch in _micro_batches(samples, pins):
             microbatches = samples // micro_batch
             for schedule, virtual_stages in _schedules(problem, mesh, microbatches, pins):
-                for zero in _zero_stages(mesh, pins):
+                for zero, group in sharded:
                     yield Candidate(
                         mesh=mesh,
                         micro_batch=micro_batch,
                         microbatches=microbatches,
                         zero_stage=zero,
+                        shard_group=group,
                         schedule=schedule,
                         virtual_stages=virtual_stages,
                     )
@@ -86,6 +94,31 @@ def _zero_stages(mesh: Mesh, pins: Pins) -> list[int]:
     """Without replicas of anything there is nothing to shard."""
     allowed = _allowed("zero", ZERO_STAGES, pins)
     return allowed if mesh.dp * mesh.cp * mesh.ep > 1 or "zero" in pins else [0]
+
+
+def _groups(problem: SearchProblem, mesh: Mesh, zero: int, pins: Pins) -> list[int | None]:
+    """Sharding groups: all replicas, and (HSDP) neighbours along dp that fill a unit of some level.
+
+    HSDP is tried for ZeRO-3 with frameworks that have it; ZeRO-1 has too little traffic to gain. Choices
+    that name a ZeRO stage and no group mean all replicas.
+    """
+    if "shard_group" in pins:
+        pinned = int(pins["shard_group"])
+        whole = pinned >= mesh.dp * mesh.cp * mesh.ep
+        if whole or zero == 0:
+            return [None] if whole else []
+        return [pinned] if mesh.cp == mesh.ep == 1 and mesh.dp % pinned == 0 else []
+    if zero < 3 or "zero" in pins or mesh.cp * mesh.ep > 1 or problem.framework.name not in HSDP_FRAMEWORKS:
+        return [None]
+    return [None, *_filling(problem, mesh)]
+
+
+def _filling(problem: SearchProblem, mesh: Mesh) -> list[int]:
+    """Sizes of groups along dp that fill the devices below some level."""
+    stride = mesh.stride("dp")
+    units = accumulate((level.size for level in problem.topology.levels), operator.mul)
+    sizes = {unit // stride for unit in units if unit % stride == 0}
+    return sorted(size for size in sizes if 1 < size < mesh.dp and mesh.dp % size == 0)
 
 
 def _schedules(
@@ -141,12 +174,19 @@ EXPERTS = (
     ),
     Expert(
         name="FSDP",
-        holds=lambda c, p: c.mesh.dp == c.mesh.devices and c.zero_stage == 3,
+        holds=lambda c, p: c.mesh.dp == c.mesh.devices and c.zero_stage == 3 and c.shard_group is None,
+    ),
+    Expert(
+        name="HSDP",
+        holds=lambda c, p: (
+            c.mesh.dp == c.mesh.devices and c.shard_group == p.topology.devices_per_node
+        ),
     ),
     Expert(
         name="FSDP+TP",
         holds=lambda c, p: (
             c.zero_stage == 3
+            and c.shard_group is None
             and c.mesh.pp == c.mesh.ep == c.mesh.cp == 1
             and c.mesh.tp == _node_tp(p) > 1
         ),

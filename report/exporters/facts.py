@@ -201,7 +201,8 @@ def headline(plan: Plan) -> str:
     model, cluster = plan.model, plan.cluster
     hardware = f"{cluster.devices} x {one_line(cluster.device)}"
     return (
-        f"{one_line(model.name)} on {hardware}: {plan.mesh}, {words.zero(plan.zero_stage)}, "
+        f"{one_line(model.name)} on {hardware}: {plan.mesh}, "
+        f"{words.zero(plan.zero_stage, plan.shard_group)}, "
         f"{words.batches(plan.micro_batch, plan.num_microbatches)}, predicted "
         f"{words.duration(plan.predicted.step_time_s)} a step (tpplan {plan.tpplan_version})"
     )

@@ -8,7 +8,7 @@ predicted cost where the plan tells it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...planner.errors import OptionError, did_you_mean
 from ...planner.plan import Plan
@@ -36,6 +36,9 @@ class Target:
     """What the files are, in a few words."""
     make: Exporter
 
+
+HAS_GROUPS = ("torchtitan",)
+"""Targets that are told a sharding group smaller than the data-parallel ranks."""
 
 _TARGETS: dict[str, Target] = {}
 
@@ -66,7 +69,14 @@ def export(plan: Plan, to: str) -> Exported:
         raise OptionError(
             f"--to {to}: unknown target{did_you_mean(to, _TARGETS)} (known: {', '.join(sorted(_TARGETS))})"
         )
-    return _TARGETS[to].make(plan)
+    exported = _TARGETS[to].make(plan)
+    if plan.shard_group is None or to in HAS_GROUPS:
+        return exported
+    told = (
+        f"the plan shards over groups of {plan.shard_group} of dp={plan.mesh.dp} ranks (HSDP): "
+        "here all ranks share one copy, which takes less memory and talks over slower links"
+    )
+    return replace(exported, deviations=(*exported.deviations, told))
 
 
 def cannot(target: str, what: str, instead: str) -> OptionError:

@@ -70,7 +70,8 @@ def settings(plan: Plan) -> Iterator[tuple[str, str]]:
 
 def _parallelism(plan: Plan) -> Iterator[tuple[str, str]]:
     mesh = plan.mesh
-    replicas, shards = (mesh.batch_ways, 1) if plan.zero_stage == 0 else (1, mesh.batch_ways)
+    shards = (plan.shard_group or mesh.batch_ways) if plan.zero_stage else 1
+    replicas = mesh.batch_ways // shards
     values = {
         "data_parallel_replicate_degree": replicas,
         "data_parallel_shard_degree": shards,

@@ -77,7 +77,7 @@ def verdict(plan: Plan) -> dict[str, Any]:
 def choices(plan: Plan) -> list[str]:
     """What was chosen besides the mesh, a few words each."""
     parts = [
-        words.zero(plan.zero_stage),
+        words.zero(plan.zero_stage, plan.shard_group),
         words.batches(plan.micro_batch, plan.num_microbatches),
         words.recompute(plan.recompute),
     ]
@@ -259,7 +259,7 @@ def alternative_choices(alternative: Alternative) -> str:
     """What a runner-up chose besides its mesh."""
     return ", ".join(
         (
-            words.zero(alternative.zero_stage),
+            words.zero(alternative.zero_stage, alternative.shard_group),
             words.batches(alternative.micro_batch, alternative.num_microbatches),
             words.recompute(alternative.recompute),
         )

@@ -39,7 +39,7 @@ def what_would_change(plan: Plan) -> RenderableType | None:
 def _layout(alternative: Alternative) -> str:
     parts = (
         str(alternative.mesh),
-        words.zero(alternative.zero_stage),
+        words.zero(alternative.zero_stage, alternative.shard_group),
         f"{alternative.num_microbatches} x {alternative.micro_batch}",
         words.recompute(alternative.recompute),
     )

@@ -48,7 +48,7 @@ def infeasible_verdict(infeasible: Infeasible) -> RenderableType:
 
 def _layout(plan: Plan) -> Text:
     parts = [
-        words.zero(plan.zero_stage),
+        words.zero(plan.zero_stage, plan.shard_group),
         words.batches(plan.micro_batch, plan.num_microbatches),
         words.recompute(plan.recompute),
     ]

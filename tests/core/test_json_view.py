@@ -31,7 +31,7 @@ PREDICTED = keys(
 SEARCH = keys("wall_s meshes_considered meshes_pruned pruned_by lower_bound_s gap solver complete")
 ALTERNATIVE = keys(
     "mesh rank_order zero_stage micro_batch num_microbatches recompute step_time_s peak_memory_bytes "
-    "reason seeded_as"
+    "reason seeded_as shard_group"
 )
 STAGE = keys(
     "index blocks first_layer layers forward_s backward_s in_flight memory memory_by_kind_bytes "
