@@ -84,7 +84,9 @@ def _number(name: str, metavar: str, help: str, kind: type[int] | type[float] = 
 
 MODEL_HELP = "model.py or model.py:factory, a Hugging Face config.json or its folder, or a .pt2 export."
 TOPOLOGY_HELP = "A bundled name, name:NODES, or a YAML file."
-SET_HELP = "Fix some of pp, dp, cp, ep, tp, zero, micro_batch, recompute, schedule, virtual_stages."
+SET_HELP = (
+    "Fix some of pp, dp, cp, ep, tp, zero, shard_group, micro_batch, recompute, schedule, virtual_stages."
+)
 BATCH_HELP = "Samples per step; without it, about 4 Mi tokens."
 SEQ_HELP = "Tokens per sample; without it, what the model says."
 PASTE_HELP = "A paste of `nvidia-smi topo -m`, logs of nccl-tests; - is the standard input."
