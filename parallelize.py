@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 def auto_parallelize(model: nn.Module, example_inputs: Any, topology: Any = None, **options: Any) -> Parallel:
     """Plan how to split `model` over `topology` (or take `plan=`) and put it onto this process group.
 
-    See `runtime.api.auto_parallelize` for the options (`plan`, `global_batch`, `loss_fn`, `seed`) and
-    the errors; what else is given goes to `suggest`. To be called on every rank.
+    See `runtime.api.auto_parallelize` for the options (`plan`, `global_batch`, `loss_fn`, `state_dict`,
+    `seed`) and the errors; what else is given goes to `suggest`. To be called on every rank.
     """
     from .planner.suggest import suggest
     from .runtime.api import auto_parallelize as run

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from .apply import apply
 from .batch import call_of
 from .forward import LossFunction, own_loss
 from .parallel import Parallel
+from .weights import load_whole
 
 Planner = Callable[..., Plan | Infeasible]
 """`planner.suggest.suggest`."""
@@ -37,6 +38,7 @@ def auto_parallelize(
     planner: Planner | None = None,
     global_batch: int | None = None,
     loss_fn: LossFunction | None = None,
+    state_dict: Mapping[str, torch.Tensor] | None = None,
     seed: int = 0,
     **options: Any,
 ) -> Parallel:
@@ -51,6 +53,7 @@ def auto_parallelize(
         planner: makes the plan: `tpplan.suggest` (the public function fills it in).
         global_batch: samples of a step; default: as many as the example inputs have.
         loss_fn: a function of (outputs, inputs); default: the model returns its loss.
+        state_dict: whole weights in the model's own names, on every rank; default: the model's own.
         seed: for modules on meta.
         options: further options of the planner.
 
@@ -64,6 +67,8 @@ def auto_parallelize(
     if plan is None:
         plan = _planned(model, example_inputs, topology, planner, global_batch, loss_fn, options)
     _agree_on(plan)
+    if state_dict is not None:
+        load_whole(model, state_dict)
     return apply(model, plan, example_inputs, loss=loss_fn or own_loss, device=device, seed=seed)
 
 

@@ -26,6 +26,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
 from torch.distributed.tensor import DTensor, Placement, Shard
 
+from .experts import COMPUTE_DTYPE
 from .labels import labelled
 from .layouts import is_strided
 from .mesh import Meshes
@@ -57,9 +58,12 @@ def shard_data(
             return ShardPlacementResult(placement=Shard(0), mesh_info=replicas)
         return _shard_dim(parameter, mesh.data.size())
 
+    unmanaged = sparse if zero_stage == 0 or mesh.replica.size() == 1 else set()
+    for parameter in unmanaged:
+        setattr(parameter, COMPUTE_DTYPE, DTYPES[dtype] or parameter.dtype)
     for module in (*layers, model):
         if zero_stage == 0:
-            replicate(module, mesh=mesh.data, mp_policy=policy, ignored_params=sparse)
+            replicate(module, mesh=mesh.data, mp_policy=policy, ignored_params=unmanaged)
         else:
             fully_shard(
                 module,
@@ -67,7 +71,7 @@ def shard_data(
                 mp_policy=policy,
                 reshard_after_forward=zero_stage == 3,
                 shard_placement_fn=placed,
-                ignored_params=sparse if mesh.replica.size() == 1 else None,
+                ignored_params=unmanaged,
             )
 
 

@@ -30,6 +30,8 @@ from ..planner.errors import PlanError
 from .labels import labelled
 
 AXIS = "ep"
+COMPUTE_DTYPE = "compute_dtype"
+"""Attribute of a weight that FSDP does not manage, and so does not cast: the planned dtype."""
 COUNTS_LABEL = "rows for each rank of ep"
 
 
@@ -42,7 +44,7 @@ def local_weight(weight: DTensor) -> Tensor:
     """This rank's experts or rows, whose gradient is divided by the size of the axis."""
     scaled = _DividedGradient.apply(weight.to_local(), weight.device_mesh.size())
     assert isinstance(scaled, Tensor)
-    return scaled
+    return scaled.to(getattr(weight, COMPUTE_DTYPE, weight.dtype))
 
 
 class _DividedGradient(torch.autograd.Function):

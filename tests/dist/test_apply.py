@@ -185,6 +185,40 @@ def test_weights_are_equal_on_every_rank_whatever_the_mesh(on_meta: bool, ranks:
         assert all(same) and tensors[0].isfinite().all(), name
 
 
+def from_state(name: str, plan: Plan, state: dict[str, torch.Tensor]) -> bool:
+    """A model on meta that takes whole weights."""
+    with torch.device("meta"):
+        model = cases.BUILD[name]()
+    parallel = auto_parallelize(
+        model, cases.inputs(name), plan=plan, loss_fn=cases.LOSS[name], state_dict=state
+    )
+    return all(torch.equal(whole(p.detach()), state[n]) for n, p in parallel.named_parameters())
+
+
+def test_weights_come_from_a_state_dict(ranks: Ranks) -> None:
+    state = cases.built("mixtral").state_dict()
+    assert ranks(4).run(from_state, "mixtral", plan_of("mixtral pp2 ep2"), state) == [True] * 4
+
+
+def mixed(name: str, plan: Plan) -> tuple[float, set[torch.dtype]]:
+    """Loss of a step in bf16, and the dtypes of parameters and gradients."""
+    parallel = auto_parallelize(cases.built(name), cases.inputs(name), plan=plan, loss_fn=cases.LOSS[name])
+    loss = parallel.train_step(cases.inputs(name)).item()
+    kept = {p.dtype for p in parallel.parameters()} | {
+        p.grad.dtype for p in parallel.parameters() if p.grad is not None
+    }
+    return loss, kept
+
+
+@pytest.mark.parametrize("case", ["llama tp2", "gpt dp2 zero3", "llama pp2 dp2 tp2", "mixtral ep2"])
+def test_bf16_computes_and_fp32_is_kept(case: str, ranks: Ranks) -> None:
+    name, plan = case.split()[0], plan_of(case)
+    plan = replace(plan, job=replace(plan.job, dtype="bf16"))
+    for loss, kept in ranks(plan.mesh.devices).run(mixed, name, plan):
+        assert loss == pytest.approx(trained(name)[0][0], rel=2e-2) and loss != trained(name)[0][0]
+        assert kept == {torch.float32}
+
+
 def own_loop(name: str, plan: Plan) -> tuple[float, torch.Size]:
     """An ordinary loop around the module: forward, a loss of plain tensors, backward, a step."""
     parallel = auto_parallelize(cases.built(name), cases.inputs(name), plan=plan, loss_fn=cases.LOSS[name])
