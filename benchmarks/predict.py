@@ -14,7 +14,7 @@ from tpplan.planner.build import build
 from tpplan.planner.cost import IntraSolution, Recompute
 from tpplan.planner.estimate import collectives, compute
 from tpplan.planner.estimate.as_run import as_run
-from tpplan.planner.estimate.calibration import scale_of, sustained
+from tpplan.planner.estimate.calibration import calibration, fitted_interval, scale_of, sustained
 from tpplan.planner.estimate.step import Setting, spans
 from tpplan.planner.graph import Graph
 from tpplan.planner.mesh import Mesh
@@ -79,6 +79,8 @@ def predict(row: Row, *, scale: float | None = None) -> Predicted:
     graph = as_run(graph_of(row.dims), framework, precision=row.plan.precision)
     priced = price_row(row, graph, replace(topology, device=device), framework)
     prediction = priced.prediction
+    if scale is None and calibration(topology.device, framework):
+        prediction = fitted_interval(prediction)
     return Predicted(
         step_s=prediction.step_time_s,
         interval_s=prediction.step_time_interval_s,

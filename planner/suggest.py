@@ -27,7 +27,7 @@ from .divisibility import check_tensor_size, vocabulary_warnings
 from .errors import ModelError
 from .estimate import collectives, compute
 from .estimate.as_run import as_run
-from .estimate.calibration import calibration, sustained
+from .estimate.calibration import calibration, fitted_interval, sustained
 from .estimate.frameworks import FRAMEWORKS
 from .graph import DTYPE_BYTES, Block, Graph
 from .graph_cache import TraceOptions, load_or_trace
@@ -220,7 +220,9 @@ def plan_graph(
     if isinstance(found, Infeasible):
         return found
     plan = _plan(as_traced, topology, job, found, source=source, framework=framework)
-    return replace(plan, assumptions=(str(fitted),)) if fitted else plan
+    if fitted is None:
+        return plan
+    return replace(plan, predicted=fitted_interval(plan.predicted), assumptions=(str(fitted),))
 
 
 def _teller(tell: Callable[[str], None] | None) -> Callable[[SearchProgress], None] | None:

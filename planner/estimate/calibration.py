@@ -13,6 +13,7 @@ from pathlib import Path
 
 import yaml
 
+from ..plan import Prediction
 from ..profile import Framework
 from ..topology import Device, Efficiency
 
@@ -20,6 +21,11 @@ FILE = Path(__file__).with_name("calibration.yaml")
 ATTENTION = ("attention", "attention_backward")
 STANDS_ON = {"tpplan": "torch"}
 """Frameworks that run another one's kernels and have no measurements of their own."""
+
+
+FITTED_INTERVAL = (0.070, 0.115)
+"""How far below and above the prediction four in five runs lie once the scale is fitted: the 10% and 90%
+quantiles of 253 published runs (docs/accuracy.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +70,12 @@ def scale_of(device: Device, framework: Framework) -> float:
     """How much longer kernels take than their curves say; 1 when nothing was fitted."""
     found = calibration(device, framework)
     return found.scale if found else 1.0
+
+
+def fitted_interval(prediction: Prediction) -> Prediction:
+    """The prediction with the interval of fitted scales."""
+    step, (below, above) = prediction.step_time_s, FITTED_INTERVAL
+    return replace(prediction, step_time_interval_s=(step * (1 - below), step * (1 + above)))
 
 
 def sustained(device: Device, framework: Framework, *, scale: float = 1.0) -> Device:
