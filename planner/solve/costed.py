@@ -20,7 +20,7 @@ from ..problem import Candidate, Pricing, SearchProblem
 from ..schedule import in_flight
 from ..topology import Device, GroupSpan
 from .brackets import StagePlan, bound_s, cheapest_s
-from .intervals import BlockClass, StageProblem, rank_seconds
+from .intervals import BlockClass, Modes, StageProblem, rank_seconds
 from .pieces import dealt_chain, lacking
 
 
@@ -146,11 +146,30 @@ class Costed:
                 onces.append(self._once_s({name: crowd}, forward_s, backward_s))
         return max(onces) + self.problem.framework.step_overhead_s
 
-    def _once_s(self, counts: Mapping[str, float], forward_s: float, backward_s: float) -> float:
+    def once_s(self, modes: Modes) -> float:
+        """Once-per-step seconds of a rank that holds these blocks."""
+        counts: dict[str, int] = {}
+        for name, n, _ in modes:
+            counts[name] = counts.get(name, 0) + n
+        forward_s = sum(n * self.times[name].forward_s for name, n, _ in modes)
+        backward_s = sum(n * self.times[name].backward_s(mode) for name, n, mode in modes)
+        key = (tuple(counts.items()), forward_s, backward_s)
+        if key not in self.onces:
+            self.onces[key] = self._once_s(counts, forward_s, backward_s, blocks=sum(counts.values()))
+        return self.onces[key]
+
+    @cached_property
+    def onces(self) -> dict[tuple, float]:
+        """What `once_s` has worked out."""
+        return {}
+
+    def _once_s(
+        self, counts: Mapping[str, float], forward_s: float, backward_s: float, *, blocks: int | None = None
+    ) -> float:
         once = once_per_step(
             self.parameters(counts),
             self.setting,
-            blocks=len(self.problem.chain),
+            blocks=blocks or len(self.problem.chain),
             forward_s=max(forward_s, 0.0),
             backward_s=max(backward_s, 0.0),
         )

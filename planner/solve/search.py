@@ -8,7 +8,7 @@ Every candidate waits in a queue under a lower bound of its step time that tight
     1. FLOPs alone, bubble included (`ideal.roofline`)
     2. idealised costs and memory (`ideal.idealised`): still without an intra-op solution
     3. the costs of an intra-op solution, with fractions of blocks for stages (`brackets.bound_s`)
-    4. exact stages and modes (`stages.shortest`); the winner's are solved again as an ILP
+    4. exact stages and modes (`stages.shortest`, `balance.balanced`); the winner's are solved again as an ILP
 
 A price counts the pipeline by the closed form and, where that alone would make a plan the best, by the
 event simulator as well; the greater of the two is the price. So the winner's time is the simulated one
@@ -38,6 +38,7 @@ from ..cost import IntraSolution, Recompute
 from ..estimate.step import Setting, spans
 from ..plan import Alternative, SearchSummary
 from ..problem import Candidate, Outcome, Pins, Priced, Pricing, SearchProblem, SearchProgress, SearchResult
+from .balance import balanced
 from .brackets import StagePlan
 from .costed import Costed, memoised
 from .explain import enlarged_to_fit, reasons, seconds_in_words, why_it_does_not_fit, why_it_lost
@@ -274,7 +275,7 @@ class _Run:
             self._prune("memory: no stages and recompute modes fit", costed.candidate)
             self.priced.setdefault(costed.candidate, None)
             return None
-        priced = self._priced(costed, plan)
+        priced = self._priced(costed, balanced(costed, plan), bound=costed.step_bound_s(plan))
         self.proven_s = min(self.proven_s, priced.bound_s)
         old = self.priced.get(costed.candidate)
         if old is None or _rank(priced) < _rank(old):
@@ -283,9 +284,8 @@ class _Run:
             self.best, self.best_costed = priced, costed
         return priced
 
-    def _priced(self, costed: Costed, plan: StagePlan) -> Priced:
+    def _priced(self, costed: Costed, plan: StagePlan, *, bound: float) -> Priced:
         """The price; by the event simulator too when the closed form alone would make it the best."""
-        bound = costed.step_bound_s(plan)
         priced = price(costed, plan, bound=bound)
         if costed.candidate.mesh.pp == 1 or (self.best and _rank(priced) > _rank(self.best)):
             return priced
@@ -391,10 +391,10 @@ class _Run:
         assert self.best is not None
         left_s = None if math.isinf(self.deadline) else max(0.1, self.deadline - time.monotonic())
         plan = solve_stages(self.best_costed.stage_problem, gap=ILP_GAP, time_limit_s=left_s, solver=solver)
+        bound = self.best_costed.step_bound_s(plan)
+        plan = balanced(self.best_costed, plan)
         simulated = simulated_s(self.best_costed, plan) if self.best.candidate.mesh.pp > 1 else 0.0
-        self.best = price(
-            self.best_costed, plan, bound=self.best_costed.step_bound_s(plan), simulated_s=simulated
-        )
+        self.best = price(self.best_costed, plan, bound=bound, simulated_s=simulated)
         self.priced[self.best.candidate] = self.best
         self.proven_s = min(self.proven_s, self.best.bound_s)
 

@@ -54,14 +54,14 @@ def shortest(problem: StageProblem, intervals: Intervals | None = None) -> Stage
     best = bracket(problem, intervals)
     if best.status is not Status.STOPPED:
         return best
-    arcs = _useful_arcs(intervals, best, cheapest_s(problem) + problem.stages * problem.stage_s)
+    arcs = useful_arcs(intervals, best, cheapest_s(problem) + problem.stages * problem.stage_s)
     if arcs is None:
         return best
-    least, _ = _least_total(problem, arcs, math.inf) or (0.0, ())
+    least, _ = least_total(problem, arcs, math.inf) or (0.0, ())
     for limit in sorted(set(arcs.values())):
         if pipeline_bound(problem, limit + problem.stage_s, least) >= best.objective_s * (1 - 1e-12):
             break
-        found = _least_total(problem, arcs, limit)
+        found = least_total(problem, arcs, limit)
         if found is None:
             continue
         plan = read_cuts(intervals, found[1])
@@ -70,7 +70,7 @@ def shortest(problem: StageProblem, intervals: Intervals | None = None) -> Stage
     return replace(best, status=Status.OPTIMAL, bound_s=best.objective_s, solver="dynamic programme")
 
 
-def _least_total(
+def least_total(
     problem: StageProblem, arcs: Mapping[Arc, float], limit_s: float
 ) -> tuple[float, tuple[int, ...]] | None:
     """Least sum of the ranks' seconds over paths whose arcs all stay within `limit_s`, and its cuts."""
@@ -106,14 +106,14 @@ def solve_stages(
     if start.status is Status.INFEASIBLE:
         return start
     total = cheapest_s(problem) + problem.stages * problem.stage_s
-    arcs = _useful_arcs(intervals, start, total)
+    arcs = useful_arcs(intervals, start, total)
     if arcs is None:
         return start
-    least = _least_total(problem, arcs, math.inf)
+    least = least_total(problem, arcs, math.inf)
     assert least is not None, "the arcs contain the plan they were limited by"
     total = max(total, least[0])
-    arcs = _useful_arcs(intervals, start, total) or arcs
-    slowest = next(s for s in sorted(set(arcs.values())) if _least_total(problem, arcs, s) is not None)
+    arcs = useful_arcs(intervals, start, total) or arcs
+    slowest = next(s for s in sorted(set(arcs.values())) if least_total(problem, arcs, s) is not None)
     model, chosen = _model(problem, arcs, slowest_s=slowest + problem.stage_s, total_s=total)
     outcome = solve(model, time_limit_s=time_limit_s, gap=gap, solver=solver)
     if not outcome.has_values:
@@ -126,7 +126,7 @@ def solve_stages(
     return replace(plan, status=outcome.status, bound_s=bound, solver=outcome.solver)
 
 
-def _useful_arcs(intervals: Intervals, start: StagePlan, total_s: float) -> dict[Arc, float] | None:
+def useful_arcs(intervals: Intervals, start: StagePlan, total_s: float) -> dict[Arc, float] | None:
     """Arcs on some path from 0 to the end, no slower than the slowest rank of a better answer can be.
 
     `total_s` is a lower bound on the sum of the ranks' seconds. None when there are too many arcs.
