@@ -61,7 +61,7 @@ def _choices(plan: Plan) -> list[tuple[str, str]]:
     return [
         *((axis, str(plan.mesh.size(axis))) for axis in AXES),
         ("rank order", " > ".join(axis for axis in plan.mesh.order if plan.mesh.size(axis) > 1)),
-        ("ZeRO", words.zero(plan.zero_stage, plan.shard_group)),
+        ("ZeRO", words.zero(plan.zero_stage, plan.shard_group).removeprefix("ZeRO-")),
         ("microbatch", str(plan.micro_batch)),
         ("microbatches", str(plan.num_microbatches)),
         ("schedule", words.schedule(plan.schedule, plan.virtual_stages)),
