@@ -121,7 +121,7 @@ def every_mode(costed: Costed, blocks: tuple[str, ...]) -> Iterator[Modes]:
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 10**9))
 def test_no_decision_makes_the_step_faster(seed: int) -> None:
-    """1F1B, where the event simulator never adds to the closed form: the answer is the optimum."""
+    """1F1B, where the event simulator adds nothing to the closed form: the answer is the optimum."""
     small = small_problem(seed)
     best = math.inf
     for pins in ({"pp": 1}, {"schedule": "1f1b"}):

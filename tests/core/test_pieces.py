@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tpplan.planner.estimate.step import Setting, pipeline_s, spans
 from tpplan.planner.mesh import Mesh
 from tpplan.planner.plan import Infeasible
@@ -100,3 +102,26 @@ def test_a_schedule_that_cannot_be_is_said_to_be_infeasible():
     model, cluster = Transformer(**(LLAMA_8B | {"layers": 5})), topology(1, memory=80e9)
     pins = {"pp": 4, "schedule": "interleaved", "virtual_stages": 2}
     assert isinstance(search(model.problem(cluster, batch=8), model.pricing(cluster), pins=pins), Infeasible)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    forward=st.lists(st.floats(0.1, 3), min_size=1, max_size=6),
+    ratio=st.floats(0.5, 4),
+    microbatches=st.integers(1, 14),
+)
+def test_in_1f1b_the_closed_form_is_never_below_the_simulator(
+    forward: list[float], ratio: float, microbatches: int
+):
+    """While backward takes as many times as long as forward on every rank, as layers of one kind do.
+
+    Each rank's fill counts at its own pace, so that uneven stages are told too slow, never too fast.
+    """
+    backward = [seconds * ratio for seconds in forward]
+    run = simulate(
+        actions("1f1b", pp=len(forward), microbatches=microbatches), forward_s=forward, backward_s=backward
+    )
+    whole = [f + b for f, b in zip(forward, backward, strict=True)]
+    closed = pipeline_s(whole, microbatches=microbatches)
+    assert run.makespan_s <= closed * (1 + 1e-9)
+    assert run.makespan_s >= microbatches * max(whole) * (1 - 1e-9)
