@@ -35,13 +35,7 @@ FLASH_2 = 0.65
 CUDNN_9 = 1.2
 """cuDNN 9 attention over the same curve: 0.6 and more of peak forward (NVIDIA cuDNN 9 notes)."""
 
-MEGATRON = replace(
-    FRAMEWORKS["megatron"],
-    routing_s=1.5e-3,  # token counts are read back before dispatch; 3 ms a layer (cost model trials)
-    fuses_pointwise=True,  # bias+GELU, SwiGLU, bias+dropout+add, rotary and norms are kernels of their own
-    selective="attention",  # --recompute-activations runs the attention core again
-    scatters_handover=True,  # --no-scatter-gather-tensors-in-pipeline is off
-)
+MEGATRON = FRAMEWORKS["megatron"]
 MEGATRON_2021 = replace(
     MEGATRON,
     attention="materialised",  # before FlashAttention
@@ -64,10 +58,8 @@ MEGATRON_RECIPES = replace(
 )
 TORCH = replace(
     FRAMEWORKS["torch"],
-    selective="alternate",  # torchtitan's per-op policy
     attention_efficiency=FLASH_2,
     eager_traffic=2.0,  # RMSNorm and rotary embeddings of several kernels, partly in fp32
-    recompute_stops_early=True,  # non-reentrant checkpoints
 )
 AUTOMODEL = replace(
     TORCH,  # FSDP2 around Transformer Engine's attention, norms and rotary embeddings
@@ -112,6 +104,8 @@ PROFILES = {
 }
 """What each source ran: the product's profile of the family as that software generation differed."""
 PURE = "PURE"
+COMPILED_LOGITS_BYTES = 12.0
+"""A compiled loss keeps one fp32 copy of the logits less in part."""
 EP_OVERLAP = 0.7
 """DeepSeek recipes run the all-to-all of one microbatch beside another's computation; share as tp's."""
 ASYNC_TP_OVERLAP = 0.7
@@ -149,7 +143,7 @@ def framework_of(row: Row) -> Framework:
         return ZERO_2021
     profile = PROFILES[row.source]
     if row.options.get("compile"):
-        profile = replace(profile, fuses_pointwise=True)
+        profile = replace(profile, fuses_pointwise=True, logits_bytes=COMPILED_LOGITS_BYTES)
     if row.options.get("async_tp"):
         profile = replace(profile, tp_overlap=ASYNC_TP_OVERLAP)
     if row.source == "mbridge" and row.dims.kv_rank:

@@ -77,6 +77,12 @@ class Framework:
     """Whether tp ranks send a part each of what they all hold, and gather it on the other side."""
     gather_bytes_per_s: float | None = None
     """What parameter gathers and gradient reductions of ZeRO-3 reach at most; None: the links decide."""
+    logits_bytes: float | None = None
+    """All live bytes per logit at the loss, instead of what the graph keeps of them; None: the graph's."""
+    weight_gradient_bytes: float = 0.0
+    """Per matrix parameter of one layer: buffers for weight gradients that are added elsewhere."""
+    weights_inside_experts: bool = False
+    """Whether routing weights multiply inside the experts, so that their results are not kept."""
     accumulation_bytes: float = 0.0
     """Memory traffic per trainable parameter and microbatch of adding its gradient to the accumulator; 0
     where the matrix product adds in place."""

@@ -12,14 +12,19 @@ kept for backward is what that framework's kernels keep.
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 
-from ..graph import Block, Graph, Op, SavedTensor
+from ..graph import DTYPE_BYTES, Block, Graph, Op, Operand, SavedTensor
 from ..profile import Framework
 
 FP8 = "fp8"
 ELEMENTWISE = ("pointwise", "memory")
 """Families that move memory and compute next to nothing."""
+STATISTIC_BYTES = 4
+"""A row's log-sum-exp, fp32."""
 KEPT_SCORES = (2, 1, 2)
 """Bytes per score of what materialised attention keeps: softmax, dropout mask, dropped softmax."""
 
@@ -32,8 +37,12 @@ def as_run(graph: Graph, framework: Framework, *, precision: str) -> Graph:
 
 def _block(block: Block, framework: Framework, precision: str) -> Block:
     ops = block.ops
-    if framework.attention == "materialised":
-        ops = tuple(_materialised(op) if op.family == "attention" else op for op in ops)
+    attention = _materialised if framework.attention == "materialised" else _flash
+    ops = tuple(attention(op) if op.family == "attention" else op for op in ops)
+    if framework.fuses_pointwise:
+        ops = kept_by_fused_kernels(ops)
+    if framework.weights_inside_experts:
+        ops = _without_expert_results(ops)
     if framework.eager_traffic > 1 and not framework.fuses_pointwise:
         ops = tuple(
             replace(op, traffic=framework.eager_traffic) if op.family in ELEMENTWISE else op for op in ops
@@ -59,6 +68,85 @@ def _materialised(op: Op) -> Op:
     )
     operands = tuple(saved for saved in op.saved if saved.operand is not None and saved.operand >= 0)
     return replace(op, materialised=True, saved=(*operands, *kept))
+
+
+def _flash(op: Op) -> Op:
+    """Queries, keys, values, the result and one statistic a row: what every flash kernel keeps."""
+    statistics = tuple(label for axis in op.reads[0].axes[:-1] for label in axis)
+    if not any(op.saved) or all(
+        _elements(op, s.labels) <= _largest(op) for s in op.saved if s.operand is None
+    ):
+        return op
+    operands = [(i, read) for i, read in enumerate(op.reads[:3])] + [(~0, op.writes[0])]
+    kept = [
+        SavedTensor(
+            operand=i, labels=labels, element_bytes=DTYPE_BYTES[o.dtype], elements=_elements(op, labels)
+        )
+        for i, o in operands
+        for labels in (tuple(label for axis in o.axes for label in axis),)
+    ]
+    rows = SavedTensor(
+        operand=None,
+        labels=statistics,
+        element_bytes=STATISTIC_BYTES,
+        elements=_elements(op, statistics),
+    )
+    return replace(op, saved=(*kept, rows))
+
+
+def _elements(op: Op, labels: tuple[str, ...]) -> int:
+    return math.prod(op.size(label) for label in labels)
+
+
+def _largest(op: Op) -> int:
+    """Elements of the larger of queries and the result: scores are more."""
+    return max(
+        _elements(op, tuple(label for axis in o.axes for label in axis)) for o in (op.reads[0], op.writes[0])
+    )
+
+
+def kept_by_fused_kernels(ops: tuple[Op, ...]) -> tuple[Op, ...]:
+    """A kernel of several pointwise ops keeps what it read, not what it made for itself on the way."""
+    maker = {write.tensor: op for op in ops for write in op.writes}
+    keepers: dict[str, list[Op]] = defaultdict(list)
+    for op in ops:
+        for tensor in _saved_tensors(op):
+            keepers[tensor].append(op)
+
+    def remade(tensor: str) -> bool:
+        source = maker.get(tensor)
+        pointwise = source is not None and source.family == "pointwise"
+        if source is None or not pointwise or any(op.family != "pointwise" for op in keepers[tensor]):
+            return False
+        return all(read.tensor in keepers for read in source.reads if read.kind == "activation")
+
+    return tuple(_keep(op, lambda tensor: not remade(tensor)) for op in ops)
+
+
+def _without_expert_results(ops: tuple[Op, ...]) -> tuple[Op, ...]:
+    """Rows that the experts made, kept only to weigh them."""
+    source = {write.tensor: op.reads[0].tensor for op in ops if op.family == "view" for write in op.writes}
+    restored = {write.tensor for op in ops if op.sort == "undo" for write in op.writes}
+
+    def is_result(tensor: str) -> bool:
+        while tensor in source:
+            tensor = source[tensor]
+        return tensor in restored
+
+    return tuple(_keep(op, lambda tensor: not is_result(tensor)) for op in ops)
+
+
+def _saved_tensors(op: Op) -> list[str]:
+    return [_operand(op, s.operand).tensor for s in op.saved if s.operand is not None]
+
+
+def _operand(op: Op, index: int) -> Operand:
+    return op.reads[index] if index >= 0 else op.writes[~index]
+
+
+def _keep(op: Op, wanted: Callable[[str], bool]) -> Op:
+    kept = tuple(s for s in op.saved if s.operand is None or wanted(_operand(op, s.operand).tensor))
+    return op if len(kept) == len(op.saved) else replace(op, saved=kept)
 
 
 def scores(op: Op) -> tuple[str, ...]:

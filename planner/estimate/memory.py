@@ -139,13 +139,16 @@ def stage_memory(
     `prefetch_bytes`: the next block, gathered while this one runs.
     """
     peak = max(held, key=lambda run: transient_bytes(run.cost, run.states, run.mode))
+    usual = max(held, key=lambda run: run.count)
+    dense = sum(group.numel for group in usual.cost.parameters if not group.sparse)
+    weight_gradients = framework.weight_gradient_bytes * dense
     allocated = {
         "parameters": sum(run.count * run.states.parameters for run in held),
         "gradients": sum(run.count * run.states.gradients for run in held),
         "optimizer": sum(run.count * run.states.optimizer for run in held),
         "activations": in_flight * sum(run.count * run.cost.saved_bytes[run.mode] for run in held),
         "working": working_bytes(peak.cost, peak.mode),
-        "buffers": peak.states.gathered + peak.states.reduced + prefetch_bytes,
+        "buffers": peak.states.gathered + peak.states.reduced + prefetch_bytes + weight_gradients,
     }
     reserve = sum(allocated.values()) * (framework.allocator_reserve[1] - 1)
     sizes = allocated | {"reserve": reserve, "context": framework.context_bytes}

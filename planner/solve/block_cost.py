@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ..cost import BlockCost, Communication, Estimate, Origin, ParameterGroup, Recompute, Work, worst
 from ..estimate.op_work import Sizes, backward_work, extent, forward_work, operand_bytes, saved_bytes
-from ..graph import DTYPE_BYTES, Block, Edge, Graph, Op, Value
+from ..graph import DTYPE_BYTES, Block, Edge, Graph, Op, Operand, Value
 from ..layout import Collective, Partial, Placement, Replicate, Shard, conversion, gradient_needed
 from ..profile import Framework
 from ..rules.choices import BATCH, SEQUENCE, Choice
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 HEAVY = ("gemm", "grouped_gemm", "attention")
 """Families whose results selective recomputation keeps: everything else is cheap to run again."""
-GRADIENT_COPIES = 2.0
-"""Live forward and gradient copies of an op's operands while its backward runs."""
+GRADIENT_COPIES = 1.0
+"""Live gradients of an op's operands while its backward runs; the operands themselves are kept or remade."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +202,7 @@ class _Block:
         self.local = [splits.local[block.name, i] for i in range(len(block.ops))]
         self.origins: list[Origin] = []
         self.forward_times = [self._seconds(i, forward_work) for i in range(len(block.ops))]
+        self.logits = self._logits()
         self.kept = self._kept()
 
     def cost(self) -> BlockCost:
@@ -279,6 +280,8 @@ class _Block:
         kept = {}
         for i, op in enumerate(self.block.ops):
             for j, (saved, nbytes) in enumerate(zip(op.saved, saved_bytes(op, self.local[i]), strict=True)):
+                if self._is_logits(nbytes / saved.element_bytes):
+                    continue
                 reshard = gathered.get((i, saved.operand)) if saved.operand is not None else None
                 kept[i, j] = nbytes / self.priced[reshard.axis][0].degree if reshard else nbytes
         return kept
@@ -438,18 +441,29 @@ class _Block:
         return operand_bytes(self.block.ops[handed[0]].writes[handed[1]], self.local[handed[0]])
 
     def _working_bytes(self) -> float:
-        """Operands of the largest op with their gradients, and the logits a loss keeps beside them."""
+        """Gradients of the largest op's operands, and the logits a loss keeps beside them."""
         largest = 0.0
         for op, sizes in zip(self.block.ops, self.local, strict=True):
-            operands = [o for i, o in enumerate((*op.reads, *op.writes)) if o.kind == "activation"]
-            largest = max(largest, GRADIENT_COPIES * sum(operand_bytes(o, sizes) for o in operands))
-        return largest + self._logits_bytes()
+            operands = [operand_bytes(o, sizes) for o in (*op.reads, *op.writes) if self._is_live(o, sizes)]
+            largest = max(largest, GRADIENT_COPIES * sum(operands))
+        per_logit = self.framework.logits_bytes
+        if per_logit is None:
+            per_logit = self.framework.logits_bytes_per_element
+        return largest + per_logit * self.logits
 
-    def _logits_bytes(self) -> float:
-        per_element = self.framework.logits_bytes_per_element
+    def _is_live(self, operand: Operand, sizes: Sizes) -> bool:
+        elements = operand_bytes(operand, sizes) / DTYPE_BYTES[operand.dtype]
+        return operand.kind == "activation" and not self._is_logits(elements)
+
+    def _is_logits(self, elements: float) -> bool:
+        """Whether a tensor of so many elements is accounted for by the framework's bytes per logit."""
+        return self.framework.logits_bytes is not None and 0 < self.logits <= elements
+
+    def _logits(self) -> float:
+        """Local elements that the loss reads."""
         losses = [i for i, op in enumerate(self.block.ops) if op.target.startswith("aten.cross_entropy")]
         return sum(
-            per_element * operand_bytes(op.reads[0], self.local[i]) / DTYPE_BYTES[op.reads[0].dtype]
+            operand_bytes(op.reads[0], self.local[i]) / DTYPE_BYTES[op.reads[0].dtype]
             for i in losses
             for op in (self.block.ops[i],)
         )
