@@ -142,7 +142,7 @@ class AxisProblem:
         self.parameter_nodes: dict[str, tuple[int, tuple[Placement, ...]]] = {}
 
     def _allowed(self, op: Op, found: tuple[Choice, ...]) -> tuple[Choice, ...]:
-        """Without sequence parallelism ops between matrix products split along none of the residual's dims."""
+        """Without sequence parallelism, ops between products split along none of the residual's dims."""
         if self.axis.splits_residual:
             return found
         along = {dim.label for dim in op.dims if dim.name in RESIDUAL}

@@ -26,7 +26,7 @@ PLACE_ARGUMENTS = frozenset({"device", "pin_memory", "layout"})
 """Keyword arguments that say where a tensor lives: always meta here, so they are left out."""
 WRAPPER = "model"
 """The attribute of `WithLoss` that holds the user's model; stripped from paths and names."""
-SCATTERS = {
+SCATTERS: dict[object, str] = {
     torch.ops.aten.slice.Tensor: "aten.slice_scatter.default",
     torch.ops.aten.select.int: "aten.select_scatter.default",
 }

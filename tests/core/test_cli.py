@@ -40,7 +40,8 @@ FLAGS = {
     },
     "report": {"--output", "-o", "--trace", "--quiet", "-q"},
     "estimate": {
-        "--topology", "-t", "--plan", "--from-args", "--nodes", "--global-batch", "--seq-len", "--mode", "--objective",
+        "--topology", "-t", "--plan", "--from-args", "--nodes", "--global-batch", "--seq-len", "--mode",
+        "--objective",
         "--set", "--framework", "--dtype", "--optimizer", "--compare", "--no-compare", "--no-cache",
         "--json", "--quiet", "-q",
     },

@@ -352,7 +352,9 @@ class _Torchvision:
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """A spec for `torchvision` and what is in it."""
-        return ModuleSpec(name, self, is_package=True) if name.partition(".")[0] == "torchvision" else None
+        if name.partition(".")[0] != "torchvision":
+            return None
+        return ModuleSpec(name, self, is_package=True)  # pyright: ignore[reportArgumentType]
 
     def create_module(self, spec: ModuleSpec) -> types.ModuleType:
         """An empty module."""
@@ -406,7 +408,7 @@ VISION = (
 
 
 def _unet() -> nn.Module:
-    from diffusers import UNet2DConditionModel
+    from diffusers import UNet2DConditionModel  # pyright: ignore[reportPrivateImportUsage]
 
     return UNet2DConditionModel(cross_attention_dim=768)
 
@@ -420,7 +422,7 @@ def _unet_inputs(batch: int, seq: int) -> dict[str, torch.Tensor]:
 
 
 def _dit(num_layers: int = 5) -> nn.Module:
-    from diffusers import DiTTransformer2DModel
+    from diffusers import DiTTransformer2DModel  # pyright: ignore[reportPrivateImportUsage]
 
     return DiTTransformer2DModel(
         num_attention_heads=16, attention_head_dim=72, in_channels=4, out_channels=8, sample_size=32,
@@ -437,7 +439,7 @@ def _dit_inputs(batch: int, seq: int) -> dict[str, torch.Tensor]:
 
 
 def _sd3(num_layers: int = 5) -> nn.Module:
-    from diffusers import SD3Transformer2DModel
+    from diffusers import SD3Transformer2DModel  # pyright: ignore[reportPrivateImportUsage]
 
     return SD3Transformer2DModel(
         sample_size=64, num_layers=num_layers, num_attention_heads=24, attention_head_dim=64,

@@ -179,7 +179,7 @@ def _averages(sample: Sample) -> bool:
 
 def _average(ranks: Ranks) -> list[object]:
     """The mean of equal pieces: each rank's term is its own mean over the number of ranks."""
-    return [run(ranks.sample, args, kwargs) / DEGREE for args, kwargs in ranks.calls]
+    return [run(ranks.sample, args, kwargs) / DEGREE for args, kwargs in ranks.calls]  # pyright: ignore[reportOperatorIssue]
 
 
 def _rows(ranks: Ranks, operand: int = 0, axis: int = 0) -> list[torch.Tensor]:
