@@ -37,6 +37,8 @@ OPTIMIZER_CHANGE = 2.0
 """Another optimizer ranks like twice the cluster: it may need other learning rates. A judgement."""
 MAX_NODE_DOUBLINGS = 10
 """More than a thousand times the cluster is no longer a helpful suggestion."""
+IDLE_TRIES = 64
+"""Nodes that may be left idle before another batch is the better advice."""
 LEANEST: Pins = {"micro_batch": 1, "zero": 3, "virtual_stages": 1}
 
 
@@ -68,6 +70,7 @@ def _indivisible(problem: SearchProblem, pins: Pins) -> Infeasible:
     under = f" with {_in_words(pins)}" if pins else ""
     divides = f"use a global batch that {devices} divides, such as {math.lcm(batch, devices)}"
     fix = f"drop {_in_words(pins)}, or {divides}" if pins else divides
+    fixes = [divides, *_fewer_units(problem, pins)]
     return Infeasible(
         reason=(
             f"no mesh of {devices} devices divides the global batch of {batch} and the model's sizes"
@@ -75,8 +78,19 @@ def _indivisible(problem: SearchProblem, pins: Pins) -> Infeasible:
         ),
         short_by_bytes=0.0,
         nearest_fix=fix,
-        fixes=(f"drop {_in_words(pins)}", divides) if pins else (divides,),
+        fixes=(f"drop {_in_words(pins)}", *fixes) if pins else tuple(fixes),
     )
+
+
+def _fewer_units(problem: SearchProblem, pins: Pins) -> Iterator[str]:
+    """The most nodes (devices, where there are no nodes) that divide, the others left idle."""
+    topology = problem.topology
+    whole = topology.levels[-1].size
+    for units in range(whole - 1, max(0, whole - 1 - IDLE_TRIES), -1):
+        smaller = topology.with_nodes(units)
+        if next(candidates(replace(problem, topology=smaller), pins), None) is not None:
+            yield f"use {smaller.devices} of the {topology.devices} devices"
+            return
 
 
 def _in_words(pins: Pins) -> str:

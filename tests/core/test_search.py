@@ -389,6 +389,7 @@ def test_a_batch_that_no_mesh_divides() -> None:
     found = search(model.problem(cluster, batch=10), model.pricing(cluster))
     assert isinstance(found, Infeasible)
     assert "70" in found.nearest_fix
+    assert found.fixes[-1] == "use 6 of the 7 devices", "pp3 x dp2"
 
 
 # --------------------------------------------------------------------------- limits and speed
