@@ -41,9 +41,6 @@ class Family:
     seq_len: int = 1024
     traced_whole: bool = False
     """Its layers depend on each other, so that none can be left out of the trace."""
-    flops_note: str = ""
-    """Why the forward FLOPs differ from torch's own counter, where they do."""
-    flops_tolerance: float = 1e-3
 
     def published(self) -> dict[str, Any]:
         """The configuration at full depth."""
@@ -51,7 +48,7 @@ class Family:
 
 
 def _hf(name: str, model_type: str, *, classes: int = 1, full: dict[str, Any], **config: Any) -> Family:
-    own = {key: config.pop(key) for key in ("decoder_only", "seq_len", "flops_note") if key in config}
+    own = {key: config.pop(key) for key in ("decoder_only", "seq_len") if key in config}
     return Family(
         name=name,
         classes=classes,

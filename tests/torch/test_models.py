@@ -142,3 +142,15 @@ def test_a_family_gets_a_plan(family: Family, folder: Path):
     assert isinstance(plan, Plan)
     assert plan.mesh.devices == 8
     assert plan.warnings == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [pytest.param(f, id=f.name) for f in FAMILIES.values() if f.config])
+def test_a_published_configuration_is_folded_to_the_same_classes(family: Family, folder: Path):
+    path = folder / f"full_{family.name.replace(' ', '_')}.json"
+    path.write_text(json.dumps(family.published()))
+    full, cut = build(trace_source(str(path), seq_len=family.seq_len)), graph_of(family.name, folder)
+    assert {n: len(block.ops) for n, block in full.blocks.items()} == {
+        n: len(block.ops) for n, block in cut.blocks.items()
+    }
+    assert len(full.chain) > len(cut.chain)
