@@ -122,9 +122,9 @@ def topology_of(row: Row) -> Topology:
     levels = topology.with_nodes(nodes).levels
     node, network = levels[0], levels[-1]
     node = replace(node, size=row.gpus // nodes)
-    stated = row.hardware.get("nic_gbps"), row.hardware.get("nics_per_node")
-    if all(stated):
-        per_device = stated[0] * stated[1] * GIGA / BITS / row.hardware["gpus_per_node"]
+    nic_gbps, nics = row.hardware.get("nic_gbps"), row.hardware.get("nics_per_node")
+    if nic_gbps and nics:
+        per_device = nic_gbps * nics * GIGA / BITS / row.hardware["gpus_per_node"]
         network = replace(network, bytes_per_s=per_device)
     device = replace(topology.device, memory_bytes=UNLIMITED_BYTES)
     return replace(topology, device=device, levels=(node, *levels[1:-1], network))

@@ -146,7 +146,7 @@ def _dims(model: dict[str, Any], source: str, assumed: list[str]) -> Dims:
         hidden=model["hidden"],
         heads=model["heads"],
         kv_heads=model["kv_heads"],
-        head_dim=HEAD_DIM.get(arch, model["hidden"] // model["heads"]),
+        head_dim=int(HEAD_DIM.get(arch) or model["hidden"] // model["heads"]),
         ffn=model["ffn"] or model.get("moe_ffn") or 4 * model["hidden"],
         vocab=vocab,
         seq_len=model["seq_len"],

@@ -346,11 +346,8 @@ class _Block:
             return forward_s
         keeping = [i for i, _ in self.kept]
         last = max(keeping, default=len(self.block.ops) - 1)
-        own = any(
-            self._saved_tensor(last, j) is None or self.block.ops[last].saved[j].operand < 0
-            for i, j in self.kept
-            if i == last
-        )
+        operands = [self.block.ops[last].saved[j].operand for i, j in self.kept if i == last]
+        own = any(operand is None or operand < 0 for operand in operands)
         return forward_s - sum(self.forward_times[last + own :])
 
     def attention_core(self) -> tuple[float, set[int]]:
