@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     import pulp
 
 Matrix = np.ndarray
-MAX_ELIMINATION_WORK = 2**22
-"""Largest min-plus product that the presolve takes on, in additions (some 10 ms); a problem that needs a
+MAX_ELIMINATION_WORK = 2**24
+"""Largest min-plus product that the presolve takes on, in additions (some 50 ms); a problem that needs a
 larger one goes to the ILP as it was before merging."""
 
 
@@ -119,7 +119,7 @@ class _Presolve:
         whole = _Presolve(self)
         whole._undo, whole._fresh = list(self._undo), self._fresh
         while any(whole.edges.values()):
-            node = min((n for n in whole.costs if whole.edges[n]), key=whole._elimination_work)
+            node = min((n for n in whole.costs if whole.edges[n]), key=whole._joint_states)
             if whole._elimination_work(node) > MAX_ELIMINATION_WORK:
                 return None
             while len(whole.edges[node]) > 2:
@@ -127,6 +127,10 @@ class _Presolve:
                 whole._merge(u, v)
             whole._eliminate(sorted({node, *whole.edges[node]}))
         return whole
+
+    def _joint_states(self, node: int) -> tuple[int, int]:
+        """States of the node that folding this one away would make of its neighbours; ties by id."""
+        return math.prod(len(self.costs[n]) for n in self.edges[node]), node
 
     def _elimination_work(self, node: int) -> int:
         """Sums and comparisons it takes to fold a node into all its neighbours at once."""
@@ -161,12 +165,13 @@ class _Presolve:
         node, self._fresh = self._fresh, self._fresh + 1
         edges = [(x, np.repeat(w, width, axis=0)) for x, w in self.edges[u].items() if x != v]
         edges += [(x, np.tile(w, (len(self.costs[u]), 1))) for x, w in self.edges[v].items() if x != u]
-        self._undo.append(partial(_split_joint, node, u, v, width))
+        kept = _possible(joint.reshape(-1), [w for _, w in edges])
+        self._undo.append(partial(_split_joint, node, u, v, width, kept))
         self._drop(u)
         self._drop(v)
-        self.costs[node], self.edges[node] = joint.reshape(-1), {}
+        self.costs[node], self.edges[node] = joint.reshape(-1)[kept], {}
         for x, w in edges:
-            self._add(node, x, w)
+            self._add(node, x, w[kept])
 
     def _add(self, u: int, v: int, w: Matrix) -> None:
         present = self.edges[u].get(v)
@@ -189,9 +194,18 @@ def _best_response(
     states[node] = int(np.argmin(total))
 
 
-def _split_joint(node: int, u: int, v: int, width: int, states: dict[int, int]) -> None:
+def _possible(costs: Matrix, edges: list[Matrix]) -> Matrix:
+    """Indices of the states that some state of every neighbour goes with; the first if there is none."""
+    finite = np.isfinite(costs)
+    for w in edges:
+        finite &= np.isfinite(w).any(axis=1)
+    kept = np.flatnonzero(finite)
+    return kept if len(kept) else np.zeros(1, dtype=int)
+
+
+def _split_joint(node: int, u: int, v: int, width: int, kept: Matrix, states: dict[int, int]) -> None:
     """The states of two merged nodes, given the joint one."""
-    states[u], states[v] = divmod(states.pop(node), width)
+    states[u], states[v] = divmod(int(kept[states.pop(node)]), width)
 
 
 def _join(middle: Matrix, a: Matrix, b: Matrix) -> Matrix:
