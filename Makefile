@@ -6,14 +6,17 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 MAKEFLAGS += --no-print-directory
 
-.PHONY: demo test check format lint types laws core readme clean
+.PHONY: demo test slow check format lint types laws core readme clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)
 	@$(BIN)/tpplan suggest examples/llama3_8b.py --topology dgx-h100:8 --global-batch 512 --seq-len 8192
 
 test: $(READY)
-	@$(BIN)/python -m pytest -q
+	@$(BIN)/python -m pytest -q -m "not slow"
+
+slow: $(READY)
+	@$(BIN)/python -m pytest -q -m slow
 
 check: format lint types laws core
 

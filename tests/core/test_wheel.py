@@ -75,7 +75,6 @@ def test_the_wheel_brings_its_licence(wheel: Path):
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
 
 
-@pytest.mark.slow
 def test_the_installed_wheel_works_in_a_clean_environment(wheel: Path, tmp_path: Path):
     """Dependencies come from this environment, so that no network is needed; `tpplan` from the wheel."""
     venv.create(tmp_path / "venv", symlinks=True)
