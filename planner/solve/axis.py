@@ -8,6 +8,7 @@ layout, forward, and backward by duality. A weight on saved bytes sweeps the tim
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from ..layout import Collective, Placement, Replicate, Shard, conversion, gradie
 from ..rules.choices import BATCH, SEQUENCE, Choice, choices, matrix_labels
 from .choice_graph import Assignment, ChoiceGraph, solve
 
+REPEATED = ("whole", "partial")
+"""Choices under which every rank does all of an op's work."""
 MAX_LAYOUTS = 3
 """In how many layouts one tensor is kept at a time. No known block wants more than two."""
 
@@ -55,6 +58,8 @@ class Axis:
     splits_residual: bool = True
     """Whether ops without a matrix parameter may be split along the residual's dims (on tp: sequence
     parallelism)."""
+    repeats_products: bool = True
+    """Whether a product with a weight may run whole on every rank; else it is split wherever it can be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +81,21 @@ class Move:
     collective: Collective
     bytes: float
     backward: bool
+
+
+def repeated_share(graph: Graph, solution: AxisSolution) -> float:
+    """Share of the arithmetic of products with weights that every rank of the axis repeats."""
+    total = repeated = 0.0
+    for (block, i), choice in solution.choices.items():
+        op = graph.blocks[block].ops[i]
+        if op.gemm is None or not matrix_labels(op):
+            continue
+        flops = graph.blocks[block].count * sum(
+            factor * math.prod(op.size(label) for label in labels) for factor, labels in op.flops
+        )
+        total += flops
+        repeated += flops if choice.kind in REPEATED else 0.0
+    return repeated / total if total else 0.0
 
 
 def local_sizes(op: Op, choice: Choice, sizes: Sizes, degree: int) -> Sizes:
@@ -142,7 +162,10 @@ class AxisProblem:
         self.parameter_nodes: dict[str, tuple[int, tuple[Placement, ...]]] = {}
 
     def _allowed(self, op: Op, found: tuple[Choice, ...]) -> tuple[Choice, ...]:
-        """Without sequence parallelism, ops between products split along none of the residual's dims."""
+        """Drop choices that the axis rules out: repeated products, and splits of the residual between
+        products where the framework has no sequence parallelism."""
+        if not self.axis.repeats_products and op.gemm and matrix_labels(op):
+            found = tuple(c for c in found if c.kind not in REPEATED) or found
         if self.axis.splits_residual:
             return found
         along = {dim.label for dim in op.dims if dim.name in RESIDUAL}

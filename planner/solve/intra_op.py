@@ -9,7 +9,7 @@ with a whole residual against reduce-scatters and all-gathers with a residual sp
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from ..cost import Estimate, IntraSolution, Work
@@ -20,12 +20,16 @@ from ..layout import Collective, Placement, Shard
 from ..mesh import Mesh
 from ..profile import Framework, hidden_share
 from ..topology import Device, GroupSpan, Topology
-from .axis import Axis, AxisProblem, AxisSolution, OpKey, local_sizes
+from .axis import Axis, AxisProblem, AxisSolution, OpKey, local_sizes, repeated_share
 from .block_cost import block_costs
 
 SECONDS_PER_BYTE = (0.0, 2e-12)
 """Weights on saved bytes, swept for the frontier, in seconds per byte and microbatch: none, and about
 what it takes to write a byte to 1 TB/s memory and read it again."""
+
+MAX_REPEATED_SHARE = 0.5
+"""A tensor axis on which every rank repeats more than this share of the products is data parallelism done
+badly: it is solved again with every product split, and then has to win on its merits."""
 
 SEQUENCE = "sequence"
 
@@ -135,6 +139,8 @@ class _Solver:
         before = [sizes]
         for axis in axes:
             solution = self._along(before[-1], axis)
+            if axis.name == "tp" and solution and repeated_share(self._graph, solution) > MAX_REPEATED_SHARE:
+                solution = self._along(before[-1], replace(axis, repeats_products=False))
             if solution is None:
                 return None
             solved.append(solution)

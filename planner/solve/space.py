@@ -25,6 +25,8 @@ MAX_VIRTUAL_STAGES = 12
 DEFAULT_SCHEDULES = (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED)
 HSDP_FRAMEWORKS = ("torch",)
 """Frameworks whose sharding groups may be smaller than the data-parallel ranks (FSDP2's HYBRID_SHARD)."""
+SPARSE_WITHOUT_TP = ("tpplan",)
+"""Frameworks that run experts and tables split over ep with tp=1 only; others combine the two."""
 SMALL_FACTORS = (1, 3, 5, 7)
 """Microbatches are a power of two times one of these, or all samples at once."""
 
@@ -38,7 +40,7 @@ def divisors(n: int) -> list[int]:
 def meshes(problem: SearchProblem, pins: Pins) -> Iterator[Mesh]:
     """Every mesh whose sizes multiply to the cluster and divide the global batch."""
     devices, layers = problem.topology.devices, max(problem.layers, 1)
-    for tp in _allowed("tp", problem.tp_sizes, pins):
+    for tp in _tensor_sizes(problem, pins):
         for ep in _allowed("ep", problem.ep_sizes, pins):
             for cp in _allowed("cp", problem.cp_sizes, pins):
                 inner = tp * ep * cp
@@ -50,6 +52,13 @@ def meshes(problem: SearchProblem, pins: Pins) -> Iterator[Mesh]:
                     mesh = Mesh(pp=pp, dp=devices // (inner * pp), cp=cp, ep=ep, tp=tp, order=problem.order)
                     if pins.get("dp", mesh.dp) == mesh.dp and problem.job.global_batch % mesh.batch_ways == 0:
                         yield mesh
+
+
+def _tensor_sizes(problem: SearchProblem, pins: Pins) -> list[int]:
+    """Tensor sizes to try: one alone where the framework cannot split experts or tables beside them."""
+    sparse = any(facts.sparse_numel for facts in problem.blocks.values())
+    alone = sparse and problem.framework.name in SPARSE_WITHOUT_TP
+    return _allowed("tp", (1,) if alone else problem.tp_sizes, pins)
 
 
 def _allowed(name: str, sizes: Sequence[int], pins: Pins) -> list[int]:
