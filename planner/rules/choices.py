@@ -71,6 +71,8 @@ def _expert_choices(
     expert = _by_expert(op, degree, sizes)
     if op.experts:
         return expert
+    if op.reads and all(read.kind == "parameter" for read in op.reads):  # a view of what is split
+        return (_whole(op), *(_split(op, d.label) for d in op.dims if divides(op, d.label, degree, sizes)))
     return (*_named_or_whole(op, BATCH, degree, sizes), *expert)
 
 

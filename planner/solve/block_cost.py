@@ -203,6 +203,7 @@ class _Block:
         self.origins: list[Origin] = []
         self.forward_times = [self._seconds(i, forward_work) for i in range(len(block.ops))]
         self.logits = self._logits()
+        self.sparse = sparse_parameters(graph)
         self.kept = self._kept()
 
     def cost(self) -> BlockCost:
@@ -477,7 +478,7 @@ class _Block:
             numel /= self.splits.ep.degree if isinstance(over_ep, Shard) else 1
             key = (
                 DTYPE_BYTES[value.dtype],
-                value.name in sparse_parameters(self.graph),
+                value.name in self.sparse,
                 value.trainable,
                 isinstance(over_tp, Replicate) and self._partial_gradient(value.name),
                 tied,
@@ -538,12 +539,21 @@ def _crosses(edge: Edge) -> bool:
 
 
 def sparse_parameters(graph: Graph) -> frozenset[str]:
-    """Tensor names of expert weights and of tables that dominate the model."""
+    """Tensor names of expert weights, seen through views, and of tables that dominate the model."""
     names = set()
     for block in graph.blocks.values():
+        viewed = {
+            write.tensor: op.reads[0].tensor
+            for op in block.ops
+            for write in op.writes
+            if op.reads and all(read.kind == "parameter" for read in op.reads)
+        }
         for op in block.ops:
             if op.experts:
-                names.add(op.reads[1].tensor)
+                tensor = op.reads[1].tensor
+                while tensor in viewed:
+                    tensor = viewed[tensor]
+                names.add(tensor)
             if op.table and op.reads[0].fqn in graph.table_fqns:
                 names.add(op.reads[0].tensor)
     return frozenset(names)
