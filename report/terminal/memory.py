@@ -81,7 +81,9 @@ def _letter(kind: str, size_bytes: float) -> tuple[str, float, str]:
 
 
 def _layers(stage: Stage) -> Text:
-    """Which repeated layers, counted over the whole model."""
+    """Which repeated layers, counted over the whole model; of several pieces only how many: `17 in 3`."""
+    if stage.chunk_layers:
+        return literal(f"{stage.layers} in {len(stage.chunk_layers)}")
     last = stage.first_layer + stage.layers - 1
     span = f"{stage.first_layer}-{last}" if stage.layers > 1 else str(last) if stage.layers else "none"
     return literal(span)

@@ -82,7 +82,10 @@ def _examples(groups: Iterable[RankGroup]) -> list[RankGroup]:
 def _examples_in_words(groups: Sequence[RankGroup], number_of_groups: int) -> str:
     """As many examples as fit one line, the first and the last at least."""
     shown = [words.ranks(group) for group in groups]
-    ways = [[*shown[:first], *["..."] * (number_of_groups > first + 1), *shown[-1:]] for first in (2, 1)]
+    ways = [
+        [*shown[:first], *["..."] * (number_of_groups > first + 1), *shown[-1:] * (number_of_groups > first)]
+        for first in (2, 1)
+    ]
     lines = ["  ".join(way) for way in ways if number_of_groups > 1] or shown
     return next((line for line in lines if len(line) <= LINE_CELLS), lines[-1])
 
