@@ -121,6 +121,11 @@ def usable_bytes(device: Device, framework: Framework) -> float:
     return (device.memory_bytes - framework.context_bytes) / framework.allocator_reserve[1]
 
 
+def dummy_bytes(cost: BlockCost, framework: Framework) -> float:
+    """Dummy weight gradients of a block, kept for every distinct shape once (see the framework's field)."""
+    return framework.weight_gradient_bytes * sum(g.numel for g in cost.parameters if not g.sparse)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
     """A run of blocks of one class on a stage, recomputed alike."""
@@ -140,15 +145,16 @@ def stage_memory(
     """
     peak = max(held, key=lambda run: transient_bytes(run.cost, run.states, run.mode))
     usual = max(held, key=lambda run: run.count)
-    dense = sum(group.numel for group in usual.cost.parameters if not group.sparse)
-    weight_gradients = framework.weight_gradient_bytes * dense
     allocated = {
         "parameters": sum(run.count * run.states.parameters for run in held),
         "gradients": sum(run.count * run.states.gradients for run in held),
         "optimizer": sum(run.count * run.states.optimizer for run in held),
         "activations": in_flight * sum(run.count * run.cost.saved_bytes[run.mode] for run in held),
         "working": working_bytes(peak.cost, peak.mode),
-        "buffers": peak.states.gathered + peak.states.reduced + prefetch_bytes + weight_gradients,
+        "buffers": peak.states.gathered
+        + peak.states.reduced
+        + prefetch_bytes
+        + dummy_bytes(usual.cost, framework),
     }
     reserve = sum(allocated.values()) * (framework.allocator_reserve[1] - 1)
     sizes = allocated | {"reserve": reserve, "context": framework.context_bytes}

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 from ..cost import Communication, IntraSolution, ParameterGroup, Recompute
-from ..estimate.memory import BlockStates, block_states, transient_bytes, usable_bytes
+from ..estimate.memory import BlockStates, block_states, dummy_bytes, transient_bytes, usable_bytes
 from ..estimate.step import BlockTime, Setting, block_time, once_per_step, send_recv
 from ..layout import Collective
 from ..problem import Candidate, Pricing, SearchProblem
@@ -65,6 +65,11 @@ class Costed:
         return max(self.states[name].gathered for name in names)
 
     @cached_property
+    def dummy_bytes(self) -> float:
+        """The most that dummy weight gradients take on any stage."""
+        return max(dummy_bytes(cost, self.problem.framework) for cost in self.intra.blocks.values())
+
+    @cached_property
     def handover(self) -> Communication | None:
         """One hand-over of activations between neighbouring stages."""
         names = self.problem.layer_classes or set(self.problem.chain)
@@ -92,7 +97,7 @@ class Costed:
             fill_ways=candidate.fill_ways,
             microbatches=candidate.microbatches,
             in_flight=microbatches_in_flight(schedule, pp, v, candidate.microbatches),
-            capacity_bytes=usable_bytes(device, problem.framework) - self.prefetch_bytes,
+            capacity_bytes=usable_bytes(device, problem.framework) - self.prefetch_bytes - self.dummy_bytes,
             stage_s=2 * self.handover_s,
             cuts=cuts,
             lacks=lacking(problem.layers, pp, v, schedule) if v > 1 and cuts is None else None,

@@ -20,6 +20,9 @@ from ..schedule import Schedule, illegality
 from .pieces import can_deal
 
 ZERO_STAGES = (0, 1, 2, 3)
+STAGES_OF = {"megatron": (0, 1)}
+"""Frameworks with fewer: Megatron's distributed optimizer shards optimizer state alone. Another stage can be
+pinned."""
 MAX_VIRTUAL_STAGES = 12
 """More pieces per device have not been published to pay; Megatron's largest runs use 4 to 12."""
 DEFAULT_SCHEDULES = (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED)
@@ -71,7 +74,9 @@ def candidates(problem: SearchProblem, pins: Pins) -> Iterator[Candidate]:
     for mesh in meshes(problem, pins):
         samples = problem.job.global_batch // mesh.batch_ways
         sharded = [
-            (zero, group) for zero in _zero_stages(mesh, pins) for group in _groups(problem, mesh, zero, pins)
+            (zero, group)
+            for zero in _zero_stages(problem, mesh, pins)
+            for group in _groups(problem, mesh, zero, pins)
         ]
         for micro_batch in _micro_batches(samples, pins):
             microbatches = samples // micro_batch
@@ -99,9 +104,9 @@ def _odd_part(n: int) -> int:
     return n // (n & -n)
 
 
-def _zero_stages(mesh: Mesh, pins: Pins) -> list[int]:
+def _zero_stages(problem: SearchProblem, mesh: Mesh, pins: Pins) -> list[int]:
     """Without replicas of anything there is nothing to shard."""
-    allowed = _allowed("zero", ZERO_STAGES, pins)
+    allowed = _allowed("zero", STAGES_OF.get(problem.framework.name, ZERO_STAGES), pins)
     return allowed if mesh.dp * mesh.cp * mesh.ep > 1 or "zero" in pins else [0]
 
 

@@ -127,4 +127,4 @@ def test_wider_tensor_parallelism_costs_more_and_across_nodes_far_more(accuracy,
     found, _ = accuracy.run(menu)
     steps = [r.predicted_s for r in found]
     assert steps == sorted(steps)
-    assert steps[4] / steps[3] > 1.4  # measured 2.13: the cliff is there, not all of its depth
+    assert 1.9 < steps[4] / steps[3] < 2.4  # measured 2.13

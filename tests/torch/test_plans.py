@@ -17,6 +17,7 @@ JOBS = {
     "llama3_70b": {"topology": "dgx-a100-80:16", "seq_len": 8192, "global_batch": 256},
     "mixtral_8x7b": {"topology": "dgx-h100:8", "seq_len": 4096, "global_batch": 1024},
     "recommender": {"topology": "dgx-h100:8"},
+    "llama3_405b": {"topology": "dgx-a100-80:128", "seq_len": 8192, "framework": "megatron"},
     "gpt2": {"topology": "dgx-a100-80", "seq_len": 1024, "global_batch": 64},
     "mlp": {"topology": "dgx-h100"},
 }
@@ -63,7 +64,7 @@ def test_no_expert_plan_is_predicted_faster(plans: dict[str, Plan], name: str) -
     plan = plans[name]
     fitting = [a for a in plan.alternatives if a.peak_memory_bytes <= plan.predicted.device_memory_bytes]
     assert all(a.step_time_s >= plan.predicted.step_time_s for a in fitting)
-    assert any(a.seeded_as for a in plan.alternatives) or plan.alternatives == ()
+    assert plan.alternatives, "expert plans are always priced; the winner may itself be one"
 
 
 def test_gpt3_is_not_data_parallel_alone(plans: dict[str, Plan]) -> None:
@@ -72,7 +73,7 @@ def test_gpt3_is_not_data_parallel_alone(plans: dict[str, Plan]) -> None:
     assert mesh.pp > 1
 
 
-@pytest.mark.parametrize("name", ["gpt3_175b", "llama3_70b"])
+@pytest.mark.parametrize("name", ["gpt3_175b", "llama3_70b", "llama3_405b"])
 def test_tensor_groups_stay_behind_nvlink(plans: dict[str, Plan], name: str) -> None:
     plan = plans[name]
     assert plan.cluster.devices_per_node % plan.mesh.tp == 0
