@@ -90,6 +90,7 @@ def _reshards(
         count = edge.count / graph.blocks[edge.block].count
         ways = _ways(edge, inner)
         found.extend((r, edge.block) for r in _edge_reshards(graph, edge, solution, sizes, count, ways))
+    found += _parameter_reshards(graph, solution, sizes)
     for key, choice in solution.choices.items():
         op = graph.blocks[key[0]].ops[key[1]]
         for collective, nbytes, times, backward in inner_exchanges(op, choice, sizes[key], solution.degree):
@@ -120,17 +121,58 @@ def _edge_reshards(
     graph: Graph, edge: Edge, solution: AxisSolution, sizes: dict[OpKey, Sizes], count: float, ways: int
 ) -> list[Reshard]:
     source = solution.choices[edge.producer[:2]].writes[edge.producer[2]]
+    label = edge_label(graph, edge)
+    return _conversions(graph, solution, sizes, source, edge.consumers, count=count, ways=ways, label=label)
+
+
+def _parameter_reshards(
+    graph: Graph, solution: AxisSolution, sizes: dict[OpKey, Sizes]
+) -> list[tuple[Reshard, str]]:
+    """Conversions of parameters that several ops read, from the layout they are stored in.
+
+    The gradient of one that is stored whole is summed once per step, with the others: see `ParameterGroup`.
+    """
+    readers: dict[str, list[tuple[str, int, int]]] = defaultdict(list)
+    for block in graph.blocks.values():
+        for i, op in enumerate(block.ops):
+            for j, read in enumerate(op.reads):
+                if read.kind == "parameter" and read.fqn is not None:
+                    readers[read.tensor].append((block.name, i, j))
+    found = []
+    for tensor, places in readers.items():
+        stored = solution.parameters[tensor]
+        if len(places) == 1:
+            continue
+        block, op, read = places[0]
+        label = graph.blocks[block].ops[op].reads[read].fqn or tensor
+        count = 1.0 / graph.blocks[block].count
+        made = _conversions(graph, solution, sizes, stored, tuple(places), count=count, ways=1, label=label)
+        found += [(r, block) for r in made if not (r.backward and isinstance(stored, Replicate))]
+    return found
+
+
+def _conversions(
+    graph: Graph,
+    solution: AxisSolution,
+    sizes: dict[OpKey, Sizes],
+    source: Placement,
+    consumers: tuple[tuple[str, int, int], ...],
+    *,
+    count: float,
+    ways: int,
+    label: str,
+) -> list[Reshard]:
+    """What it takes to hand a tensor laid out as `source` to its consumers, and their gradients back."""
     forward: dict[Placement, list[tuple[int, int]]] = defaultdict(list)
     gradients: dict[Placement, list[tuple[int, int]]] = defaultdict(list)
-    for block, op, read in edge.consumers:
+    for block, op, read in consumers:
         choice = solution.choices[block, op]
         forward[choice.reads[read]].append((op, read))
         gradient = choice.read_gradients[read]
         if gradient is not None:
             gradients[gradient].append((op, read))
-    block, op, read = edge.consumers[0]
+    block, op, read = consumers[0]
     nbytes = operand_bytes(graph.blocks[block].ops[op].reads[read], sizes[block, op]) / ways
-    label = edge_label(graph, edge)
     needed = gradient_needed(source)
     pairs = [(source, target, users, False) for target, users in forward.items()]
     pairs += [(gradient, needed, users, True) for gradient, users in gradients.items()]

@@ -210,3 +210,34 @@ def test_norm_weights_are_synchronised_when_the_residual_is_split(gpt: Graph) ->
     assert fastest.sequence_parallel
     replicated = [g for g in fastest.blocks["layer"].parameters if g.replicated_over_tp]
     assert sum(g.numel for g in replicated) == 4 * 12288, "weights and biases of the two norms, no more"
+
+
+class TiedHead(nn.Module):
+    """An embedding whose table is the head as well."""
+
+    def __init__(self, vocab: int, hidden: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocab, hidden)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """ids is (batch, sequence); returns the loss of predicting them."""
+        logits = torch.nn.functional.linear(self.tokens(ids), self.tokens.weight)
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten())
+
+
+@pytest.mark.parametrize("shape", [(4096, 1024, 64), (50_304, 256, 16), (2050, 514, 4096)])
+def test_a_table_read_twice_pays_for_its_own_conversions(shape: tuple[int, int, int]) -> None:
+    """The objective and `block_costs` agree where a parameter is stored once and read in two layouts."""
+    vocab, hidden, sequence = shape
+
+    def inputs(batch: int, seq: int) -> tuple[torch.Tensor]:
+        return (torch.zeros(batch, seq, dtype=torch.long),)
+
+    graph = build(trace_source(TiedHead(vocab, hidden), seq_len=sequence, example_inputs=inputs))
+    axis = axis_on(load("dgx-h100"), 2)
+    sizes = traced_sizes(graph, batch=1)
+    solution = AxisProblem(graph, sizes, axis).solve()
+    assert solution.assignment is not None
+    assert total_s(graph, axis, solution, unsplit(graph, axis)) == pytest.approx(
+        solution.assignment.cost, rel=1e-9
+    )
