@@ -96,10 +96,13 @@ def _reasons(problem: SearchProblem, best: Priced) -> Iterator[str]:
             f"{', more than a device holds' if sparse > memory else ''}; dense ones are replicated over it."
         )
     if mesh.tp > 1:
-        level = topology.levels[topology.span(size=mesh.tp, stride=mesh.stride("tp")).outermost]
+        outermost = topology.span(size=mesh.tp, stride=mesh.stride("tp")).outermost
+        level = topology.levels[outermost]
+        crosses = outermost > 0 and outermost == len(topology.levels) - 1
         exposed = sum(p.seconds for p in best.prediction.waterfall if p.label == "tp communication")
         yield (
-            f"tp={mesh.tp} stays on the {level.name} level ({level.kind}) and costs "
+            f"tp={mesh.tp} {'crosses nodes, over' if crosses else 'stays on'} the {level.name} level "
+            f"({level.kind}) and costs "
             f"{seconds_in_words(exposed)} of exposed communication per step."
         )
     if mesh.pp > 1:
