@@ -16,7 +16,6 @@ import torch.distributed as dist
 
 from ..planner.errors import ProfileError
 from ..planner.layout import Collective
-from .patterns import Pattern
 from .settings import Sample, Settings
 from .timing import sample
 from .world import World
@@ -85,11 +84,6 @@ def measure(
 def exact_bytes(nbytes: int, size: int) -> int:
     """The bytes that are really sent: a whole number of elements for each of `size` ranks."""
     return _elements(nbytes, range(size)) * ELEMENT_BYTES
-
-
-def groups_of(world: World, pattern: Pattern) -> tuple[dist.ProcessGroup | None, Sequence[int]]:
-    """This rank's process group of a pattern, or none."""
-    return world.groups(pattern.groups)
 
 
 def _elements(nbytes: int, ranks: Sequence[int]) -> int:

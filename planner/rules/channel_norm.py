@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from .norm import FLOPS_PER_NORM_ELEMENT
 from .registry import rule
-from .spec import Axis, Call, InnerSpec, Spec
+from .spec import Axis, Call, InnerSpec, Spec, fresh_axes
 
 BATCH_STATISTICS = 2
 """Sum and sum of squares; backward: sum of gradients and of gradient times input."""
@@ -19,10 +19,6 @@ BATCH_STATISTICS = 2
 
 def _axis(label: str, size: int) -> Axis:
     return (label,) if size > 1 else ()
-
-
-def _axes(shape: tuple[int, ...], prefix: str = "d") -> tuple[Axis, ...]:
-    return tuple(_axis(f"{prefix}{i}", size) for i, size in enumerate(shape))
 
 
 def _labels(axes: tuple[Axis, ...]) -> tuple[str, ...]:
@@ -33,7 +29,7 @@ def _labels(axes: tuple[Axis, ...]) -> tuple[str, ...]:
 def batch_norm(call: Call) -> Spec:
     """`x[n, c, s..]`; weight, bias and running statistics have one number per channel."""
     x = call.inputs[0]
-    axes = _axes(x.shape)
+    axes = fresh_axes(x.shape)
     channels = axes[1]
     training = bool(call.arg(5, "training", False))
     mixed = tuple(label for label in _labels(axes) if label not in channels)
@@ -67,7 +63,7 @@ def group_norm(call: Call) -> Spec:
     x = call.inputs[0]
     native = "native" in call.node.target
     groups = int(call.args[6] if native else call.args[1])
-    n, space = _axis("n", x.shape[0]), _axes(x.shape[2:], "s")
+    n, space = _axis("n", x.shape[0]), fresh_axes(x.shape[2:], "s")
     g, c = _axis("g", groups), _axis("c", x.shape[1] // groups)
     axes = (n, g + c, *space)
     return Spec(
@@ -84,7 +80,7 @@ def group_norm(call: Call) -> Spec:
 @rule("aten.instance_norm")
 def instance_norm(call: Call) -> Spec:
     """`x[n, c, s..]`; running statistics that are updated mix the batch, which is then blocked."""
-    axes = _axes(call.inputs[0].shape)
+    axes = fresh_axes(call.inputs[0].shape)
     updates = call.arg(3, "running_mean") is not None and bool(call.arg(5, "use_input_stats", True))
     mixed = (*axes[2:], *(axes[:1] if updates else ()))
     return Spec(
@@ -101,7 +97,7 @@ def instance_norm(call: Call) -> Spec:
 def weight_norm(call: Call) -> Spec:
     """`v[.., o, ..] g[1.., o, ..1] -> w`: the norm runs over all axes but `dim`, which is free."""
     v, g = call.inputs
-    axes = _axes(v.shape)
+    axes = fresh_axes(v.shape)
     dim = int(call.arg(2, "dim", 0)) % len(axes)  # type: ignore[call-overload]
     scale = tuple(axes[dim] if size > 1 else () for size in g.shape)
     return Spec(

@@ -5,11 +5,7 @@ from __future__ import annotations
 import math
 
 from .registry import rule
-from .spec import Axis, Call, Spec
-
-
-def _axes(shape: tuple[int, ...], prefix: str = "d") -> tuple[Axis, ...]:
-    return tuple((f"{prefix}{i}",) if size > 1 else () for i, size in enumerate(shape))
+from .spec import Axis, Call, Spec, fresh_axes
 
 
 @rule(
@@ -25,7 +21,7 @@ def _axes(shape: tuple[int, ...], prefix: str = "d") -> tuple[Axis, ...]:
 def complex_view(call: Call) -> Spec:
     """The pair axis of `view_as_complex` and `view_as_real` is blocked; all else is free."""
     before, after = call.inputs[0].shape, call.outputs[0].shape
-    axes = _axes(before if len(before) <= len(after) else after)
+    axes = fresh_axes(before if len(before) <= len(after) else after)
     pair: tuple[Axis, ...] = (("pair",),)
     inputs = axes + pair if len(before) > len(after) else axes
     outputs = axes + pair if len(after) > len(before) else axes
@@ -51,7 +47,7 @@ def fourier(call: Call) -> Spec:
     before, after = call.inputs[0].shape, call.outputs[0].shape
     rank = len(before)
     dims = _transformed(call, rank)
-    axes = _axes(before)
+    axes = fresh_axes(before)
     out = tuple(((f"y{i}",) if size > 1 else ()) if i in dims else axes[i] for i, size in enumerate(after))
     points = max(math.prod(before[i] for i in dims), math.prod(after[i] for i in dims))
     blocked = frozenset(label for i in dims for label in (*axes[i], *out[i]))

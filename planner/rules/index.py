@@ -10,11 +10,7 @@ from __future__ import annotations
 from ..graph import Value
 from .registry import opaque, rule
 from .routing import routed_rows
-from .spec import Axis, Call, Spec
-
-
-def _axes(shape: tuple[int, ...], prefix: str = "d") -> tuple[Axis, ...]:
-    return tuple((f"{prefix}{i}",) if size > 1 else () for i, size in enumerate(shape))
+from .spec import Axis, Call, Spec, fresh_axes
 
 
 def _blocked(axes: tuple[Axis, ...], *dims: int) -> frozenset[str]:
@@ -48,7 +44,7 @@ def index_select(call: Call) -> Spec:
 def _rows(call: Call, ids: Value, dim: int) -> Spec:
     """Slices of one axis picked by one tensor of ids."""
     x = call.inputs[0]
-    axes, picks = _axes(x.shape, "h"), _axes(ids.shape, "i")
+    axes, picks = fresh_axes(x.shape, "h"), fresh_axes(ids.shape, "i")
     rows = axes[dim]
     return Spec(
         family="memory",
@@ -62,7 +58,7 @@ def _rows(call: Call, ids: Value, dim: int) -> Spec:
 def _picked(call: Call, positions: tuple) -> Spec:
     """`x[:, i, j]`: indexed axes are blocked, the others free; picks come first unless adjacent."""
     x, ids = call.inputs[0], call.inputs[1:]
-    axes = _axes(x.shape)
+    axes = fresh_axes(x.shape)
     indexed = [i for i, position in enumerate(positions) if position is not None]
     picks, at = picked_axes(call.outputs[0].shape, indexed, ids)
     kept = [axes[i] for i in range(len(x.shape)) if i not in indexed]
@@ -99,7 +95,7 @@ def gather(call: Call) -> Spec:
     if not x.shape or not ids.shape:
         return unsplit(call)
     dim = int(call.arg(1, "dim", 0)) % len(x.shape)  # type: ignore[call-overload]
-    axes = _axes(x.shape)
+    axes = fresh_axes(x.shape)
     picked = tuple(
         axes[i] if i != dim and size == x.shape[i] else ((f"i{i}",) if size > 1 else ())
         for i, size in enumerate(ids.shape)
@@ -124,7 +120,7 @@ def take_along_dim(call: Call) -> Spec:
     if not isinstance(dim, int):
         return unsplit(call)
     dim %= len(x.shape)
-    out = _axes(call.outputs[0].shape)
+    out = fresh_axes(call.outputs[0].shape)
     table = tuple((("x",) if i == dim else out[i]) if size > 1 else () for i, size in enumerate(x.shape))
     picked = tuple(out[i] if size > 1 else () for i, size in enumerate(ids.shape))
     return Spec(
@@ -135,9 +131,9 @@ def take_along_dim(call: Call) -> Spec:
 @rule("aten.one_hot", "aten.bucketize")
 def appended(call: Call) -> Spec:
     """The input's axes, plus a blocked one for one-hot; `bucketize` reads its boundaries whole."""
-    axes = _axes(call.inputs[0].shape)
+    axes = fresh_axes(call.inputs[0].shape)
     extra = tuple((f"n{i}",) if size > 1 else () for i, size in enumerate(call.outputs[0].shape[len(axes) :]))
-    rest = tuple(_axes(value.shape, "b") for value in call.inputs[1:])
+    rest = tuple(fresh_axes(value.shape, "b") for value in call.inputs[1:])
     blocked = frozenset(label for group in (*rest, extra) for axis in group for label in axis)
     return Spec(family="memory", inputs=(axes, *rest), outputs=((*axes, *extra),), blocked=blocked)
 
@@ -146,7 +142,7 @@ def appended(call: Call) -> Spec:
 def searchsorted(call: Call) -> Spec:
     """`sorted[.., n], values[.., m] -> y[.., m]`, or one sorted list for all; `n` is blocked."""
     boundaries, *values = call.inputs
-    axes = _axes(values[0].shape) if values else ()
+    axes = fresh_axes(values[0].shape) if values else ()
     lead = axes[:-1] if len(boundaries.shape) > 1 else ()
     table: tuple[Axis, ...] = (*lead, () if boundaries.shape[-1:] == (1,) else ("n",))
     sorters = tuple(table for _ in values[1:])

@@ -10,17 +10,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .registry import rule
-from .spec import Axis, Call, InnerSpec, Spec
+from .spec import Axis, Call, InnerSpec, Spec, fresh_axes
 
 FLOPS_PER_NORM_ELEMENT = 8.0
 """Two reductions, a subtraction, a scale, a shift: counted as a convention, never decisive."""
 FLOPS_PER_SOFTMAX_ELEMENT = 5.0
 VOCABULARY_EXCHANGES = 3
 """Maximum, sum of exponentials, target logit (Megatron-LM, vocab_parallel_cross_entropy)."""
-
-
-def _axes(shape: tuple[int, ...], prefix: str = "d") -> tuple[Axis, ...]:
-    return tuple((f"{prefix}{i}",) if size > 1 else () for i, size in enumerate(shape))
 
 
 def _labels(axes: tuple[Axis, ...]) -> tuple[str, ...]:
@@ -32,7 +28,7 @@ def norm(call: Call) -> Spec:
     """`x[.., h], weight[h], bias[h] -> y[.., h]`; `h` is blocked."""
     shape = call.inputs[0].shape
     depth = len(call.arg(1, "normalized_shape", (1,)))  # type: ignore[arg-type]
-    axes = _axes(shape)
+    axes = fresh_axes(shape)
     weight = axes[len(axes) - depth :]
     statistics = tuple(
         tuple(axes[i] if size == shape[i] else () for i, size in enumerate(value.shape))
@@ -53,7 +49,7 @@ def along(call: Call) -> Spec:
     """An op that runs along one dim of its only tensor; that dim is blocked."""
     shape = call.inputs[0].shape
     dim = int(call.arg(1, "dim", -1)) % max(len(shape), 1)  # type: ignore[call-overload]
-    axes = _axes(shape)
+    axes = fresh_axes(shape)
     return Spec(
         family="memory",
         inputs=(axes,),
@@ -74,7 +70,7 @@ def cosine_similarity(call: Call) -> Spec:
     """`a[.., h], b[.., h] -> y[..]`, broadcast; `h` is blocked."""
     shape = tuple(max(sizes) for sizes in zip(*(value.shape for value in call.inputs), strict=True))
     dim = int(call.arg(2, "dim", 1)) % len(shape)  # type: ignore[call-overload]
-    axes = _axes(shape)
+    axes = fresh_axes(shape)
     inputs = tuple(tuple(a if s > 1 else () for a, s in zip(axes, v.shape, strict=True)) for v in call.inputs)
     out = tuple(axis for i, axis in enumerate(axes) if i != dim)
     return Spec(family="memory", inputs=inputs, outputs=(out,), blocked=frozenset(axes[dim]))
@@ -126,7 +122,7 @@ def nll_loss(call: Call) -> Spec:
 def elementwise_loss(call: Call) -> Spec:
     """A loss per element, summed or averaged over all of them unless the output keeps the shape."""
     shape = call.inputs[0].shape
-    axes = _axes(shape)
+    axes = fresh_axes(shape)
     inputs = tuple(
         tuple(axes[len(shape) - len(v.shape) + i] if size > 1 else () for i, size in enumerate(v.shape))
         for v in call.inputs

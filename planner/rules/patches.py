@@ -5,22 +5,18 @@ from __future__ import annotations
 import math
 
 from .registry import rule
-from .spec import Axis, Call, Spec
+from .spec import Axis, Call, Spec, fresh_axes
 
 
 def _axis(label: str, size: int) -> Axis:
     return (label,) if size > 1 else ()
 
 
-def _axes(shape: tuple[int, ...], prefix: str = "d") -> tuple[Axis, ...]:
-    return tuple(_axis(f"{prefix}{i}", size) for i, size in enumerate(shape))
-
-
 @rule("aten.unfold")
 def unfold(call: Call) -> Spec:
     """`x.unfold(dim, size, step)`: windows of one axis, which is blocked; a new last axis inside them."""
     x, y = call.inputs[0], call.outputs[0]
-    axes = _axes(x.shape)
+    axes = fresh_axes(x.shape)
     dim = int(call.args[1]) % len(axes)
     windows, inside = _axis("w", y.shape[dim]), _axis("e", y.shape[-1])
     out = tuple(windows if i == dim else axis for i, axis in enumerate(axes))
@@ -48,8 +44,8 @@ def col2im(call: Call) -> Spec:
 def _columns(
     call: Call, *, image: tuple[int, ...], columns: tuple[int, ...], kernel: tuple[int, ...]
 ) -> Spec:
-    lead, c, k = _axes(image[:-3], "n"), _axis("c", image[-3]), _axis("k", math.prod(kernel))
-    space, places = _axes(image[-2:], "s"), _axis("l", columns[-1])
+    lead, c, k = fresh_axes(image[:-3], "n"), _axis("c", image[-3]), _axis("k", math.prod(kernel))
+    space, places = fresh_axes(image[-2:], "s"), _axis("l", columns[-1])
     whole, flat = (*lead, c, *space), (*lead, c + k, places)
     forward = call.node.target.startswith("aten.im2col")
     return Spec(
@@ -70,7 +66,7 @@ def pixel_shuffle(call: Call) -> Spec:
     if not forward:
         deep, wide = wide, deep
     r = int(call.args[1])
-    lead, c = _axes(deep[:-3], "n"), _axis("c", wide[-3])
+    lead, c = fresh_axes(deep[:-3], "n"), _axis("c", wide[-3])
     h, w, p, q = _axis("h", deep[-2]), _axis("w", deep[-1]), _axis("p", r), _axis("q", r)
     channels, pixels = (*lead, c + p + q, h, w), (*lead, c, h + p, w + q)
     return Spec(
@@ -87,7 +83,7 @@ def pixel_shuffle(call: Call) -> Spec:
 def channel_shuffle(call: Call) -> Spec:
     """`x[n, g*c, ..] -> y[n, c*g, ..]`."""
     shape, groups = call.inputs[0].shape, int(call.args[1])
-    axes = _axes(shape)
+    axes = fresh_axes(shape)
     g, c = _axis("g", groups), _axis("c", shape[1] // groups)
     return Spec(
         family="memory",

@@ -6,20 +6,16 @@ Averages and interpolations are linear; maxima are not.
 from __future__ import annotations
 
 from .registry import rule
-from .spec import Axis, Call, Spec
-
-
-def _axes(shape: tuple[int, ...], prefix: str) -> tuple[Axis, ...]:
-    return tuple((f"{prefix}{i}",) if size > 1 else () for i, size in enumerate(shape))
+from .spec import Call, Spec, fresh_axes
 
 
 def _windows(call: Call, depth: int, *, linear: bool) -> Spec:
     x = call.inputs[0]
-    lead = _axes(x.shape[:-depth], "d")
-    before = _axes(x.shape[-depth:], "s")
+    lead = fresh_axes(x.shape[:-depth], "d")
+    before = fresh_axes(x.shape[-depth:], "s")
     outputs, fixed = [], [*before]
     for i, value in enumerate(call.outputs):
-        after = _axes(value.shape[-depth:], "t" if i == 0 else f"t{i}_")
+        after = fresh_axes(value.shape[-depth:], "t" if i == 0 else f"t{i}_")
         outputs.append((*lead, *after))
         fixed.extend(after)
     labels = tuple(label for axis in outputs[0] for label in axis)
@@ -67,8 +63,8 @@ def average(call: Call) -> Spec:
 def grid_sampler(call: Call) -> Spec:
     """`x[n, c, s..], grid[n, t.., 2] -> y[n, c, t..]`: samples and their places are free."""
     x, grid = call.inputs
-    n, c = _axes(x.shape[:1], "n")[0], _axes(x.shape[1:2], "c")[0]
-    before, after = _axes(x.shape[2:], "s"), _axes(grid.shape[1:-1], "t")
+    n, c = fresh_axes(x.shape[:1], "n")[0], fresh_axes(x.shape[1:2], "c")[0]
+    before, after = fresh_axes(x.shape[2:], "s"), fresh_axes(grid.shape[1:-1], "t")
     blocked = frozenset(label for axis in before for label in axis) | {"xy"}
     return Spec(
         family="memory",

@@ -9,11 +9,7 @@ all-to-all of expert parallelism, and nothing else needs to know about it.
 from __future__ import annotations
 
 from .registry import rule
-from .spec import Axis, Call, Spec
-
-
-def _axes(shape: tuple[int, ...], prefix: str = "d") -> tuple[Axis, ...]:
-    return tuple((f"{prefix}{i}",) if size > 1 else () for i, size in enumerate(shape))
+from .spec import Axis, Call, Spec, fresh_axes
 
 
 def _blocked(axes: tuple[Axis, ...], *dims: int) -> frozenset[str]:
@@ -24,7 +20,7 @@ def _blocked(axes: tuple[Axis, ...], *dims: int) -> frozenset[str]:
 def sort(call: Call) -> Spec:
     """A flat list of expert ids is sorted per shard of tokens; any other sorted dim is blocked."""
     value = call.inputs[0]
-    axes = _axes(value.shape)
+    axes = fresh_axes(value.shape)
     flat_ids = len(value.shape) == 1 and value.dtype.startswith("int")
     dim = call.arg(1, "dim", -1)
     position = (dim if isinstance(dim, int) and not isinstance(dim, bool) else -1) % max(len(axes), 1)
@@ -35,9 +31,9 @@ def sort(call: Call) -> Spec:
 @rule("aten.histc", "aten.bincount")
 def count(call: Call) -> Spec:
     """Rows per expert, counted by each rank for its own tokens."""
-    axes = _axes(call.inputs[0].shape)
+    axes = fresh_axes(call.inputs[0].shape)
     rows = frozenset(label for axis in axes for label in axis)
-    rest = tuple(_axes(value.shape) for value in call.inputs[1:])
+    rest = tuple(fresh_axes(value.shape) for value in call.inputs[1:])
     out = (("e",) if call.outputs[0].shape[0] > 1 else (),)
     return Spec(
         family="memory",
@@ -55,7 +51,7 @@ def routed_rows(call: Call) -> Spec | None:
     tokens, rows = x.shape[0], ids.shape[0] if ids.shape else 1
     if ids.name not in call.permutations or len(ids.shape) != 1 or rows % tokens:
         return None
-    rest = _axes(x.shape[1:], "h")
+    rest = fresh_axes(x.shape[1:], "h")
     undo = call.inputs[0].name in call.routed
     spread: Axis = ("t", "k") if rows > tokens else ("t",)
     return Spec(
@@ -74,11 +70,13 @@ def routed_writes(call: Call) -> Spec | None:
     routed = any(value.name in call.permutations for value in call.inputs[1:-1])
     if not routed or not source.shape or base.shape[0] == 0 or source.shape[0] % base.shape[0]:
         return None
-    rest = _axes(base.shape[1:], "h")
+    rest = fresh_axes(base.shape[1:], "h")
     times = source.shape[0] // base.shape[0]
     spread: Axis = ("t", "k") if times > 1 else ("t",)
     middle = tuple(
-        (spread, *rest[: len(v.shape) - 1]) if v.shape[:1] == source.shape[:1] else _axes(v.shape, f"m{j}")
+        (spread, *rest[: len(v.shape) - 1])
+        if v.shape[:1] == source.shape[:1]
+        else fresh_axes(v.shape, f"m{j}")
         for j, v in enumerate(call.inputs[1:-1])
     )
     return Spec(

@@ -11,11 +11,7 @@ from ..graph import Value
 from .index import aligned_picks, picked_axes, unsplit
 from .registry import rule
 from .routing import routed_writes
-from .spec import Axis, Call, Spec
-
-
-def _axes(shape: tuple[int, ...], prefix: str = "d") -> tuple[Axis, ...]:
-    return tuple((f"{prefix}{i}",) if size > 1 else () for i, size in enumerate(shape))
+from .spec import Axis, Call, Spec, fresh_axes
 
 
 @rule("aten.index_add", "aten.index_add_", "aten.index_copy", "aten.index_copy_")
@@ -26,7 +22,7 @@ def index_add(call: Call) -> Spec:
     if routed or not base.shape:
         return routed or unsplit(call)
     dim = int(call.args[1]) % len(base.shape)
-    axes = _axes(base.shape)
+    axes = fresh_axes(base.shape)
     rows: Axis = ("r",) if source.shape[dim] > 1 else ()
     written = tuple(rows if i == dim else axis for i, axis in enumerate(axes))
     adds = "index_add" in call.node.target
@@ -47,7 +43,7 @@ def scatter(call: Call) -> Spec:
     if routed or not base.shape or not ids.shape:
         return routed or unsplit(call)
     dim = int(call.args[1]) % len(base.shape)
-    axes = _axes(base.shape)
+    axes = fresh_axes(base.shape)
     own: Axis = ("r",) if ids.shape[dim] > 1 else ()
     shapes = (base.shape, ids.shape, *(value.shape for value in source))
     reads, blocked = [], set(axes[dim])
@@ -93,7 +89,7 @@ def index_put(call: Call) -> Spec:
 
 
 def _masked(base: Value, mask: Value, values: Value) -> Spec:
-    axes = _axes(base.shape)
+    axes = fresh_axes(base.shape)
     return Spec(
         family="memory",
         inputs=(axes, axes[: len(mask.shape)], ((),) * len(values.shape)),
@@ -102,7 +98,7 @@ def _masked(base: Value, mask: Value, values: Value) -> Spec:
 
 
 def _written(call: Call, positions: tuple, base: Value, ids: tuple[Value, ...], values: Value) -> Spec:
-    axes = _axes(base.shape)
+    axes = fresh_axes(base.shape)
     indexed = [i for i, position in enumerate(positions) if position is not None]
     kept = [i for i in range(len(base.shape)) if i not in indexed]
     depth = max(len(value.shape) for value in ids)
@@ -135,7 +131,7 @@ def masked_scatter(call: Call) -> Spec:
     x, mask, source = call.inputs
     if not x.shape or not source.shape or source.shape[0] % x.shape[0] or mask.shape != x.shape:
         return unsplit(call)
-    axes, rest = _axes(x.shape), _axes(source.shape, "s")
+    axes, rest = fresh_axes(x.shape), fresh_axes(source.shape, "s")
     times = source.shape[0] // x.shape[0]
     lead: Axis = axes[0] + (("t",) if times > 1 else ())
     blocked = {label for axis in (*axes[1:], *rest[1:]) for label in axis} | {"t"}

@@ -6,16 +6,12 @@ Axes that change, or may, are blocked; the others are free. All are copies.
 from __future__ import annotations
 
 from .registry import rule
-from .spec import Axis, Call, Spec
-
-
-def _axes(shape: tuple[int, ...], prefix: str = "d") -> tuple[Axis, ...]:
-    return tuple((f"{prefix}{i}",) if size > 1 else () for i, size in enumerate(shape))
+from .spec import Call, Spec, fresh_axes
 
 
 def _copy(call: Call, changed: set[int], *, linear: tuple[int, ...] = (0,)) -> Spec:
     before, after = call.inputs[0].shape, call.outputs[0].shape
-    axes = _axes(before)
+    axes = fresh_axes(before)
     out = tuple(
         ((f"y{i}",) if size > 1 else ()) if before[i] != size else axes[i] for i, size in enumerate(after)
     )
@@ -55,7 +51,7 @@ def move(call: Call) -> Spec:
 
 def _rotated(call: Call) -> Spec:
     dims = {int(d) % len(call.inputs[0].shape) for d in call.arg(2, "dims", (0, 1))}  # type: ignore[union-attr]
-    axes = _axes(call.inputs[0].shape)
+    axes = fresh_axes(call.inputs[0].shape)
     out = tuple(
         ((f"y{i}",) if size > 1 else ()) if i in dims else axes[i]
         for i, size in enumerate(call.outputs[0].shape)

@@ -16,6 +16,11 @@ Axis = tuple[str, ...]
 """Labels of one tensor axis, major first; empty for an axis of size one."""
 
 
+def fresh_axes(shape: tuple[int, ...], prefix: str = "d") -> tuple[Axis, ...]:
+    """A label of its own for every axis of a tensor: `d0, d1, ...`."""
+    return tuple((f"{prefix}{i}",) if size > 1 else () for i, size in enumerate(shape))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """An op as a rule sees it: arguments with values in place of references."""

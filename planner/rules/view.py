@@ -11,13 +11,9 @@ from typing import Any
 
 from .pointwise import aligned
 from .registry import rule
-from .spec import Axis, Call, Spec
+from .spec import Axis, Call, Spec, fresh_axes
 
 PIECE = {"piece": "pieces"}
-
-
-def _axes(shape: tuple[int, ...], prefix: str = "d") -> tuple[Axis, ...]:
-    return tuple((f"{prefix}{i}",) if size > 1 else () for i, size in enumerate(shape))
 
 
 def _view(
@@ -41,14 +37,14 @@ def reshape(call: Call) -> Spec:
     """Same elements in the same order."""
     if call.node.target == "aten.view.dtype":
         return _reread(call)
-    inputs = (_axes(call.inputs[0].shape, "i"), *(None for _ in call.inputs[1:]))
-    return _view(inputs, (_axes(call.outputs[0].shape, "o"),), reshape=True, linear=(0,))
+    inputs = (fresh_axes(call.inputs[0].shape, "i"), *(None for _ in call.inputs[1:]))
+    return _view(inputs, (fresh_axes(call.outputs[0].shape, "o"),), reshape=True, linear=(0,))
 
 
 def _reread(call: Call) -> Spec:
     """The same bytes as another dtype: the last axis is blocked where its extent changes."""
     before, after = call.inputs[0].shape, call.outputs[0].shape
-    axes = _axes(before)
+    axes = fresh_axes(before)
     if before == after:
         return _view((axes,), (axes,), linear=(), sort="")
     last: Axis = ("y",) if after[-1] > 1 else ()
@@ -59,7 +55,7 @@ def _reread(call: Call) -> Spec:
       "aten.swapdims", "aten.moveaxis", "aten.transpose_", "aten.mH", "aten.adjoint")  # fmt: skip
 def permute(call: Call) -> Spec:
     """Axes change places."""
-    axes = _axes(call.inputs[0].shape)
+    axes = fresh_axes(call.inputs[0].shape)
     rank = len(axes)
     name = call.node.target.split(".")[1]
     if name in ("transpose", "swapaxes", "swapdims", "transpose_"):
@@ -89,7 +85,7 @@ def _moved(rank: int, source: object, target: object) -> list[int]:
 def expand(call: Call) -> Spec:
     """New elements are copies: dims that only the output has."""
     shape = call.outputs[0].shape
-    output = _axes(shape)
+    output = fresh_axes(shape)
     inputs = (aligned(call.inputs[0].shape, shape, output), *(None for _ in call.inputs[1:]))
     return _view(inputs, (output,), linear=(0,))
 
@@ -99,14 +95,14 @@ def narrow(call: Call) -> Spec:
     """A range of one axis; the whole range changes nothing."""
     before, after = call.inputs[0].shape, call.outputs[0].shape
     if before == after:
-        axes = _axes(before)
+        axes = fresh_axes(before)
         return _view((axes,), (axes,))
     return _resized(call, _dim(call, 1))
 
 
 def _resized(call: Call, dim: int) -> Spec:
     before, after = call.inputs[0].shape, call.outputs[0].shape
-    axes = _axes(before)
+    axes = fresh_axes(before)
     out = tuple((("y",) if size > 1 else ()) if i == dim else axes[i] for i, size in enumerate(after))
     return _view((axes,), (out,), blocked=frozenset({*axes[dim], "y"}))
 
@@ -114,7 +110,7 @@ def _resized(call: Call, dim: int) -> Spec:
 @rule("aten.select", "aten.unbind")
 def select(call: Call) -> Spec:
     """One index of an axis (or each in turn): the axis is blocked, the others free."""
-    axes = _axes(call.inputs[0].shape)
+    axes = fresh_axes(call.inputs[0].shape)
     dim = int(call.arg(1, "dim", 0)) % len(axes)  # type: ignore[call-overload]
     out = tuple(axis for i, axis in enumerate(axes) if i != dim)
     return _view((axes,), tuple(out for _ in call.outputs), blocked=frozenset(axes[dim]))
@@ -126,7 +122,7 @@ def split(call: Call) -> Spec:
     """Pieces of one axis: `piece x inner` when they are equal, blocked when not."""
     shape = call.inputs[0].shape
     dim = int(call.arg(2, "dim", 0)) % len(shape)  # type: ignore[call-overload]
-    axes = list(_axes(shape))
+    axes = list(fresh_axes(shape))
     extents = {value.shape[dim] for value in call.outputs}
     extent = min(extents)
     if len(extents) == 1 and extent > 1 and extent * len(call.outputs) == shape[dim]:
@@ -150,7 +146,7 @@ def cat(call: Call) -> Spec:
     values = call.inputs
     shape = call.outputs[0].shape
     dim = int(call.arg(1, "dim", 0)) % len(shape)  # type: ignore[call-overload]
-    axes = _axes(shape)
+    axes = fresh_axes(shape)
     pieces, extents = len(values), {v.shape[dim] for v in values if len(v.shape) == len(shape)}
     if len(extents) == 1 and pieces > 1 and min(extents) > 1:
         out: Axis = ("piece", "inner")
@@ -179,7 +175,7 @@ def cat(call: Call) -> Spec:
 def stack(call: Call) -> Spec:
     """Tensors side by side along a new axis, which is blocked. A copy."""
     shape = call.outputs[0].shape
-    axes = _axes(shape)
+    axes = fresh_axes(shape)
     dim = int(call.arg(1, "dim", 0)) % len(shape)  # type: ignore[call-overload]
     inner = tuple(axis for i, axis in enumerate(axes) if i != dim)
     return _view((inner,) * len(call.inputs), (axes,), blocked=frozenset(axes[dim]), family="memory")
@@ -189,7 +185,7 @@ def stack(call: Call) -> Spec:
 def repeat(call: Call) -> Spec:
     """Whole copies along axes: each grows by an outer factor that only the output has."""
     before, after = call.inputs[0].shape, call.outputs[0].shape
-    axes = _axes(before)
+    axes = fresh_axes(before)
     offset = len(after) - len(before)
     out, sizes = [], {}
     for i, size in enumerate(after):
@@ -208,7 +204,7 @@ def repeat_interleave(call: Call) -> Spec:
     """Every element `n` times in a row: an inner factor that only the output has."""
     shape = call.inputs[0].shape
     times = int(call.arg(1, "repeats", 1))  # type: ignore[call-overload]
-    axes, dim = _axes(shape), call.arg(2, "dim", None)
+    axes, dim = fresh_axes(shape), call.arg(2, "dim", None)
     copies: Axis = ("r",) if times > 1 else ()
     sizes = {"r": times} | {label: size for axis, size in zip(axes, shape, strict=True) for label in axis}
     if not isinstance(dim, int):
@@ -221,7 +217,7 @@ def repeat_interleave(call: Call) -> Spec:
 @rule("aten.glu")
 def glu(call: Call) -> Spec:
     """`x[.., 2*f] -> y[.., f]`: the first half times the sigmoid of the second."""
-    axes, f = _axes(call.inputs[0].shape), call.outputs[0].shape
+    axes, f = fresh_axes(call.inputs[0].shape), call.outputs[0].shape
     dim = int(call.arg(1, "dim", -1)) % len(axes)  # type: ignore[call-overload]
     inner: Axis = ("inner",) if f[dim] > 1 else ()
     before = tuple(("piece", *inner) if i == dim else axis for i, axis in enumerate(axes))
@@ -239,7 +235,7 @@ def glu(call: Call) -> Spec:
 @rule("aten.prelu")
 def prelu(call: Call) -> Spec:
     """`x[n, c, ..], slope[c]`, or one slope for all."""
-    axes = _axes(call.inputs[0].shape)
+    axes = fresh_axes(call.inputs[0].shape)
     slope = axes[1] if len(axes) > 1 and call.inputs[1].numel > 1 else ()
     return Spec(family="memory", inputs=(axes, (slope,) * len(call.inputs[1].shape)), outputs=(axes,))
 
@@ -248,7 +244,7 @@ def prelu(call: Call) -> Spec:
 def broadcast_tensors(call: Call) -> Spec:
     """Each tensor spread over the axes of all."""
     shape = call.outputs[0].shape
-    out = _axes(shape)
+    out = fresh_axes(shape)
     if call.node.target.startswith("aten.meshgrid"):
         order = list(range(len(shape)))
         if call.kwargs.get("indexing") == "xy":
@@ -263,7 +259,7 @@ def broadcast_tensors(call: Call) -> Spec:
 def overwrite(call: Call) -> Spec:
     """A copy of the base with a slice replaced: blocked along the dim, free elsewhere; linear in both."""
     base, source = call.inputs
-    axes = _axes(base.shape)
+    axes = fresh_axes(base.shape)
     dim = int(call.arg(2, "dim", 0)) % len(axes)  # type: ignore[call-overload]
     if len(source.shape) < len(base.shape):
         written = tuple(axis for i, axis in enumerate(axes) if i != dim)
@@ -277,7 +273,7 @@ def overwrite(call: Call) -> Spec:
 @rule("aten.diagonal")
 def diagonal(call: Call) -> Spec:
     """Two axes become one, which comes last; both are blocked."""
-    axes = _axes(call.inputs[0].shape)
+    axes = fresh_axes(call.inputs[0].shape)
     pair = {int(call.arg(2, "dim1", 0)) % len(axes), int(call.arg(3, "dim2", 1)) % len(axes)}  # type: ignore[call-overload]
     last: Axis = ("y",) if call.outputs[0].shape[-1] > 1 else ()
     out = (*(axis for i, axis in enumerate(axes) if i not in pair), last)

@@ -19,7 +19,7 @@ import numpy as np
 from ..cost import Estimate, Work
 from ..estimate.op_work import Sizes, backward_work, extent, forward_work, operand_bytes, saved_bytes
 from ..graph import Edge, Graph, Op
-from ..layout import Collective, Placement, Replicate, Shard, conversion, gradient_needed
+from ..layout import Collective, Placement, Replicate, conversion, gradient_needed
 from ..rules.choices import BATCH, SEQUENCE, Choice, choices, matrix_labels
 from .choice_graph import Assignment, ChoiceGraph, solve
 
@@ -410,8 +410,3 @@ def inner_exchanges(
         if inner.backward_count:
             result.append((inner.collective, nbytes, inner.backward_count, True))
     return result
-
-
-def is_gathered(source: Placement, target: Placement) -> bool:
-    """Whether a reshard makes a whole tensor out of shards."""
-    return isinstance(source, Shard) and isinstance(target, Replicate)
