@@ -18,6 +18,7 @@ import pytest
 import tpplan
 import typer
 from tpplan import cli
+from tpplan.cli.request import COMPARE_LIMIT_S
 from tpplan.planner.cost import Recompute
 from tpplan.planner.errors import SolverError
 from tpplan.planner.estimate.frameworks import FRAMEWORKS
@@ -217,7 +218,7 @@ def test_estimate_compares_with_the_best_plan(search, capsys):
     assert cli.main(command) == 0
     assert "yours takes 100.0% longer" in capsys.readouterr().out
     assert [call["pins"] for call in asked] == [{"tp": 1, "pp": 1, "dp": 64}, None]
-    assert asked[1]["time_limit_s"] == cli.COMPARE_LIMIT_S
+    assert asked[1]["time_limit_s"] == COMPARE_LIMIT_S
     assert cli.main([*command, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["plan"]["mesh"]["dp"] == 64
@@ -390,6 +391,7 @@ def test_a_closed_pipe_is_no_bug():
 SLEEPING = """
 import sys, time, types
 from tpplan import cli
+from tpplan.cli.request import COMPARE_LIMIT_S
 stand_in = types.ModuleType("tpplan.planner.suggest")
 stand_in.suggest = lambda *_, **__: (print("searching", flush=True), time.sleep(60))
 sys.modules["tpplan.planner.suggest"] = stand_in

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("planner", "profiler", "runtime", "report", "topologies")
+ROOMS = ("cli", "planner", "profiler", "runtime", "report", "topologies")
 NOT_COPIED = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__")
 
 
@@ -65,7 +65,7 @@ def wheel(source: Path) -> Path:
 def test_the_wheel_holds_the_rooms_and_nothing_else(source: Path, wheel: Path):
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     expected = rooms_of(source)
-    assert {"tpplan/__init__.py", "tpplan/cli.py", "tpplan/planner/plan.py"} <= expected
+    assert {"tpplan/__init__.py", "tpplan/cli/main.py", "tpplan/planner/plan.py"} <= expected
     assert sorted(expected - packed) == [], "in the tree, not in the wheel: see packages in pyproject.toml"
     assert sorted(packed - expected) == [], "in the wheel, not in the tree"
 
