@@ -106,7 +106,9 @@ def choose_device(
     if mentions:
         form = "sxm" if nesting.tiers[0].switched else "pcie"
         best = min(mentions, key=lambda name: (-mentions[name], form not in name, known.index(name)))
-        return best, f"device {best}: the text mentions it; --device says otherwise"
+        others = sorted({name for name in mentions if _model(name) != _model(best)})
+        also = f" (as {', '.join(others)}: one kind is planned for)" if others else ""
+        return best, f"device {best}: the text mentions it{also}; --device says otherwise"
     best = _by_links(nesting)
     return best, f"the paste does not name the device: {best} is a guess from its links; give --device NAME"
 
@@ -135,13 +137,16 @@ def _mentions(text: str, known: Sequence[str]) -> dict[str, int]:
     words = re.sub(r"[^a-z0-9]+", " ", text.lower())
     found = {}
     for device in known:
-        model = re.match(r"(?:rtx-)?((?:pro-|a)?\d{4})|([a-z]+\d+[a-z]?)", device)
-        if model is None:
-            continue
-        name = (model[1] or model[2]).replace("-", " ?")
-        if count := len(re.findall(rf"\b(?:\d+x ?)?(?:rtx ?)?{name}\b", words)):
+        model = _model(device)
+        if model and (count := len(re.findall(rf"\b(?:\d+x ?)?(?:rtx ?)?{model}\b", words))):
             found[device] = count
     return {device: n for device, n in found.items() if _memory_is_said(device, words)} or found
+
+
+def _model(device: str) -> str:
+    """A pattern for the number by which people call a device: `4090`, `a100`; empty if it has none."""
+    model = re.match(r"(?:rtx-)?((?:pro-|a)?\d{4})|([a-z]+\d+[a-z]?)", device)
+    return (model[1] or model[2]).replace("-", " ?") if model else ""
 
 
 def _memory_is_said(device: str, words: str) -> bool:
