@@ -24,9 +24,9 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from tpplan.planner.build import build
 from tpplan.planner.coverage import by_target, covered_flops
 from tpplan.planner.errors import TpplanError
+from tpplan.planner.fold import build
 from tpplan.planner.graph import Graph
 from tpplan.planner.options import job_from_options
 from tpplan.planner.plan import Infeasible

@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 
-from tpplan.planner.build import build
 from tpplan.planner.cost import IntraSolution, Recompute
 from tpplan.planner.estimate import collectives, compute
 from tpplan.planner.estimate.as_run import as_run
 from tpplan.planner.estimate.calibration import calibration, fitted_interval, scale_of, sustained
 from tpplan.planner.estimate.step import Setting, spans
+from tpplan.planner.fold import build
 from tpplan.planner.graph import Graph
 from tpplan.planner.mesh import Mesh
 from tpplan.planner.problem import Candidate, Priced, Pricing

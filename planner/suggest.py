@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..topologies import load, topology_hash
-from .build import build
 from .coverage import check_covered, in_words, uncovered
 from .describe import (
     layer_lists,
@@ -29,6 +28,7 @@ from .estimate import collectives, compute
 from .estimate.as_run import as_run
 from .estimate.calibration import calibration, fitted_interval, sustained
 from .estimate.frameworks import FRAMEWORKS
+from .fold import build
 from .graph import DTYPE_BYTES, Block, Graph
 from .graph_cache import TraceOptions, load_or_trace
 from .objective import plan_for

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch.utils import _pytree as pytree
-from tpplan.planner.build import build
+from tpplan.planner.fold import build
 from tpplan.planner.graph import Node, Op, Operand, Ref, TracedGraph, Value
 from tpplan.planner.layout import PARTIAL, REPLICATE, Partial, Placement, Replicate, Shard, gradient_needed
 from tpplan.planner.rules.choices import Choice, _partial, _split, divides

@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from tpplan.planner.build import build
 from tpplan.planner.divisibility import check_tensor_size, padded, vocabulary_warnings
 from tpplan.planner.errors import OptionError
+from tpplan.planner.fold import build
 from tpplan.planner.graph import Graph
 from tpplan.planner.suggest import tensor_sizes
 from tpplan.planner.trace import trace_source

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from tpplan.planner import trace as tracer
-from tpplan.planner.build import build
 from tpplan.planner.cost import Estimate, Origin
+from tpplan.planner.fold import build
 from tpplan.planner.graph import Graph, Repeat, TracedGraph
 from tpplan.planner.solve.axis import Axis, AxisProblem, AxisSolution
 from tpplan.planner.solve.intra_op import traced_sizes

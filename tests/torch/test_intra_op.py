@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from tpplan.planner.build import build
 from tpplan.planner.estimate import collectives
 from tpplan.planner.estimate.compute import kernel_time
 from tpplan.planner.estimate.frameworks import FRAMEWORKS
+from tpplan.planner.fold import build
 from tpplan.planner.graph import Graph
 from tpplan.planner.layout import Collective
 from tpplan.planner.mesh import Mesh

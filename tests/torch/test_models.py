@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
-from tpplan.planner.build import build
+from tpplan.planner.fold import build
 from tpplan.planner.graph import Graph
 from tpplan.planner.graph_cache import TraceOptions
 from tpplan.planner.plan import Plan

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from tpplan.planner.build import build
+from tpplan.planner.fold import build
 from tpplan.planner.graph import Graph, Op
 from tpplan.planner.layout import PARTIAL, Shard
 from tpplan.planner.rules.choices import Choice, choices
