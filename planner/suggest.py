@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..topologies import load, topology_hash
+from ..topologies import load
 from .coverage import check_covered, in_words, uncovered
 from .describe import (
     layer_lists,
@@ -28,12 +28,13 @@ from .estimate import collectives, compute
 from .estimate.as_run import as_run
 from .estimate.calibration import calibration, fitted_interval, sustained
 from .estimate.frameworks import FRAMEWORKS
+from .facts import cluster_info, model_info, size_reasons
 from .fold import build
 from .graph import DTYPE_BYTES, Block, Graph
 from .graph_cache import TraceOptions, load_or_trace
 from .objective import plan_for
 from .options import check_names, check_pins, check_sizes, choose_dtype, job_from_options
-from .plan import ClusterInfo, Infeasible, Link, ModelInfo, Plan
+from .plan import Infeasible, Plan
 from .problem import BlockFacts, Outcome, Pricing, SearchProblem, SearchProgress
 from .profile import OPTIMIZERS, Framework, Job
 from .rules.choices import BATCH, SEQUENCE
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
 
 MAX_TP = 64
 """Largest tensor-parallel size tried; beyond a rack-scale NVLink domain no measured plan splits further."""
-GIB = 2.0**30
 
 
 def suggest(
@@ -341,8 +341,8 @@ def _plan(
     assert isinstance(splits, Splits)
     return Plan(
         tpplan_version=metadata.version("tpplan"),
-        model=_model_info(graph, job, source),
-        cluster=_cluster_info(topology),
+        model=model_info(graph, job, source),
+        cluster=cluster_info(topology),
         job=job,
         mesh=candidate.mesh,
         zero_stage=candidate.zero_stage,
@@ -362,7 +362,7 @@ def _plan(
         communications=best.communications,
         predicted=best.prediction,
         search=found.summary,
-        reasons=(*_size_reasons(graph, topology, splits), *found.reasons),
+        reasons=(*size_reasons(graph, topology, splits), *found.reasons),
         alternatives=found.alternatives,
         pareto=found.pareto,
         warnings=(
@@ -372,69 +372,3 @@ def _plan(
             *found.warnings,
         ),
     )
-
-
-def _model_info(graph: Graph, job: Job, source: str) -> ModelInfo:
-    flops = sum(
-        factor * math.prod(op.size(label) for label in labels)
-        for name in graph.chain
-        for op in graph.blocks[name].ops
-        for factor, labels in op.flops
-    )
-    return ModelInfo(
-        name=graph.name,
-        source=source,
-        graph_hash=graph.content_hash,
-        parameters=graph.parameters,
-        trainable_parameters=graph.trainable_parameters,
-        layers=sum(graph.blocks[name].repeated for name in graph.chain),
-        tokens_per_sample=job.seq_len,
-        forward_flops_per_sample=flops / graph.batch,
-    )
-
-
-def _cluster_info(topology: Topology) -> ClusterInfo:
-    return ClusterInfo(
-        topology=topology.name,
-        topology_hash=topology_hash(topology),
-        device=topology.device.name,
-        devices=topology.devices,
-        nodes=topology.nodes,
-        devices_per_node=topology.devices_per_node,
-        device_memory_bytes=topology.device.memory_bytes,
-        price_per_device_hour=topology.usd_per_device_hour,
-        links=tuple(
-            Link(level=level.name, size=level.size, kind=level.kind, bytes_per_s=level.bytes_per_s)
-            for level in topology.levels
-        ),
-    )
-
-
-def _size_reasons(graph: Graph, topology: Topology, splits: Splits) -> list[str]:
-    """Parameters that no single device could hold, and along which dim they are split."""
-    reasons = []
-    limit = topology.device.memory_bytes
-    for placement in parameter_placements(graph, splits):
-        value = next(
-            v for b in graph.blocks.values() for v in b.parameters if (v.fqn or v.name) == placement.fqn
-        )
-        if value.bytes <= limit:
-            continue
-        cuts = [
-            f"{text[2 : text.index(')')]} over {axis}={degree}"
-            for (axis, text), degree in zip(
-                placement.placements, _degrees(splits, placement.placements), strict=True
-            )
-            if text.startswith("S(")
-        ]
-        where = " and ".join(cuts) or "by ZeRO sharding only"
-        reasons.append(
-            f"{placement.fqn} is {value.bytes / GIB:.1f} GiB, more than one {topology.device.name} holds "
-            f"({limit / GIB:.1f} GiB): it is split along {where}"
-        )
-    return reasons
-
-
-def _degrees(splits: Splits, placements: tuple[tuple[str, str], ...]) -> list[int]:
-    sizes = {"ep": splits.ep.degree, "tp": splits.tp.degree}
-    return [sizes[axis] for axis, _ in placements]
