@@ -43,6 +43,7 @@ def _split(graph: Graph, block: Block, key: OpKey, op: Op, solution: AxisSolutio
         axis=solution.axis,
         dim=dim.name if dim else None,
         words=f"{words}{after}",
+        source=op.source,
     )
 
 

@@ -104,6 +104,8 @@ class Split:
     """Name of the split iteration dim; None when the op is whole."""
     words: str
     """`ffn split over tp, column`; `reduced over ffn, row -> reduce-scatter over sequence`."""
+    source: str = ""
+    """`file.py:line` of the user's code that calls the op; empty where the trace does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
