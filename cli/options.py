@@ -92,6 +92,9 @@ NicGbit = Annotated[float | None, number("--nic-gbit", "G", "What one NIC carrie
 Report = Annotated[Path | None, option("--report", "FILE", "Write the report as one HTML page to this file.")]
 Page = Annotated[Path | None, option("--output/-o", "FILE", "Write one HTML page to this file.")]
 Trace = Annotated[Path | None, option("--trace", "FILE", "Write the pipeline's timeline, for Perfetto.")]
+Figures = Annotated[
+    Path | None, option("--figures", "DIR", "Write the main figures into this directory, as SVG and PNG.")
+]
 Json = Annotated[bool, option("--json", None, "Print one JSON document instead of a report.")]
 Quiet = Annotated[bool, option("--quiet/-q", None, "No progress and no notes on stderr.")]
 SavedPlan = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.", show_default=False)]
@@ -106,3 +109,15 @@ Target = Annotated[str, option("--to", "X", "megatron, torchtitan, deepspeed, ac
 Directory = Annotated[Path | None, option("--output/-o", "DIR", "Write the files into this directory.")]
 Ranks = Annotated[int | None, number("--ranks", "N", "Run on fewer data-parallel ranks, N in all.")]
 Debug = Annotated[bool, option("--debug", None, "Show the traceback of an internal error.")]
+Script = Annotated[str, typer.Argument(metavar="SCRIPT", help="Your training script.", show_default=False)]
+ScriptArguments = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[ARGS]...", help="What the script is given.", show_default=False),
+]
+Address = Annotated[
+    str | None, option("--address", "HOST[:PORT]", "The first node, for plans of several nodes.")
+]
+MaxRestarts = Annotated[int, number("--max-restarts", "N", "Start again so often (default 3).")]
+OnCpu = Annotated[bool, option("--on-cpu", None, "Rehearse: all ranks on the CPUs of this machine.")]
+DryRun = Annotated[bool, option("--dry-run", None, "Print the torchrun line and stop.")]
+BatchSystem = Annotated[str | None, option("--to", "X", "Write launch files instead: slurm or kubernetes.")]

@@ -1,13 +1,35 @@
-"""Commands that run a plan: `verify`."""
+"""Commands that run a plan: `verify`, `run`."""
 
 from __future__ import annotations
 
+import os
+import shlex
+import sys
+from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
+from typing import NoReturn
 
 import typer
 
+from ..planner.errors import OptionError
 from .exits import FAILED
-from .options import Json, Model, Ranks, SavedPlan
+from .options import (
+    Address,
+    BatchSystem,
+    Directory,
+    DryRun,
+    Json,
+    MaxRestarts,
+    Model,
+    OnCpu,
+    Quiet,
+    Ranks,
+    SavedPlan,
+    Script,
+    ScriptArguments,
+)
+from .output import write_files
 from .streams import console, print_json, stdout_to_stderr
 
 commands = typer.Typer()
@@ -41,3 +63,77 @@ def verify(model: Model, plan: SavedPlan, ranks: Ranks = None, json_: Json = Fal
         console().print(render_verdict(verdict))
     if not verdict.equal:
         raise typer.Exit(FAILED)
+
+
+@commands.command(
+    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},
+    epilog="""Examples:
+
+    tpplan run plan.yaml train.py --lr 3e-4
+
+    tpplan run --address node0:29500 plan.yaml train.py      on every node
+
+    tpplan run --to slurm -o job plan.yaml train.py""",
+)
+def run(
+    plan: SavedPlan,
+    script: Script,
+    arguments: ScriptArguments = None,
+    address: Address = None,
+    max_restarts: MaxRestarts = 3,
+    on_cpu: OnCpu = False,
+    dry_run: DryRun = False,
+    to: BatchSystem = None,
+    output: Directory = None,
+    quiet: Quiet = False,
+) -> None:
+    """Start a training script under torchrun with the plan's ranks (options come before PLAN).
+
+    The script finds the plan file in the environment variable PLAN.
+    """
+    from ..planner.plan_file import load
+    from ..report.exporters import launch
+
+    if script.startswith("-"):
+        raise OptionError(f"{script} stands where the script should: options come before the plan")
+    if max_restarts < 0:
+        raise OptionError(f"--max-restarts {max_restarts}: must be 0 or more")
+    found, command = load(plan), [script, *(arguments or [])]
+    if to is not None:
+        files = launch.launch_files(found, command, to=to, max_restarts=max_restarts)
+        _give(files.files | {"plan.yaml": plan.read_text("utf-8")}, files.deviations, output, quiet=quiet)
+        return
+    if output is not None:
+        raise OptionError(f"--output {output}: only launch files are written; give --to slurm or kubernetes")
+    how = launch.launch_of(found, address=address, max_restarts=max_restarts, one_node=on_cpu)
+    line = launch.arguments(how, command)
+    if dry_run:
+        print(f"PLAN={shlex.quote(str(plan.resolve()))} torchrun {shlex.join(line)}")
+        return
+    if not Path(script).is_file():
+        raise OptionError(f"no file {script}: give the training script, then its arguments")
+    if not on_cpu:
+        from ..runtime.launch import check_devices
+
+        check_devices(found, how.per_node)
+    _become_torchrun(line, plan=plan, on_cpu=on_cpu)
+
+
+def _give(files: dict[str, str], notes: Sequence[str], directory: Path | None, *, quiet: bool) -> None:
+    for note in () if quiet else notes:
+        print(f"tpplan: note: {note}", file=sys.stderr)
+    if directory:
+        write_files(files, directory, quiet=quiet)
+        return
+    for name, text in files.items():
+        if name != "plan.yaml":
+            print(f"# {name}\n{text}")
+
+
+def _become_torchrun(line: Sequence[str], *, plan: Path, on_cpu: bool) -> NoReturn:
+    """This process goes on as torchrun: signals, output and exit code are its own."""
+    variables = {**os.environ, "PLAN": str(plan.resolve())}
+    if on_cpu:
+        variables["CUDA_VISIBLE_DEVICES"] = ""
+    sys.stdout.flush()
+    os.execve(sys.executable, [sys.executable, "-m", "torch.distributed.run", *line], variables)

@@ -22,20 +22,30 @@ LONGEST_NAME = 50
 @exporter(NAME, "a PyTorchJob around the torchrun script")
 def export(plan: Plan) -> Exported:
     """`pytorchjob.yaml`, with `run.sh` and `train.py` that its image must hold."""
-    text = f"# {headline(plan)}\n" + yaml.safe_dump(_job(plan), sort_keys=False)
     return Exported(
-        files={"pytorchjob.yaml": text, "run.sh": launch_script(plan), "train.py": train_script(plan)},
+        files={
+            "pytorchjob.yaml": job_text(plan, model="model.py"),
+            "run.sh": launch_script(plan),
+            "train.py": train_script(plan),
+        },
         deviations=(
             f"the image ({IMAGE}), the model file and the shared memory volume are the cluster's to give",
         ),
     )
 
 
-def _job(plan: Plan) -> dict[str, Any]:
+def job_text(plan: Plan, *, model: str | None) -> str:
+    """A PyTorchJob that runs `run.sh`, told of the model file if there is one, as YAML."""
+    return f"# {headline(plan)}\n" + yaml.safe_dump(_job(plan, model), sort_keys=False)
+
+
+def _job(plan: Plan, model: str | None) -> dict[str, Any]:
     nodes, per_node = nodes_and_devices(plan)
-    replicas = {"Master": _replica(1, per_node)}
+    variables = [{"name": "MODEL", "value": model}] if model else []
+    variables.append({"name": "PLAN", "value": "plan.yaml"})
+    replicas = {"Master": _replica(1, per_node, variables)}
     if nodes > 1:
-        replicas["Worker"] = _replica(nodes - 1, per_node)
+        replicas["Worker"] = _replica(nodes - 1, per_node, variables)
     return {
         "apiVersion": "kubeflow.org/v1",
         "kind": "PyTorchJob",
@@ -44,13 +54,13 @@ def _job(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _replica(number: int, per_node: int) -> dict[str, Any]:
+def _replica(number: int, per_node: int, variables: list[dict[str, str]]) -> dict[str, Any]:
     container = {
         "name": "pytorch",
         "image": IMAGE,
         "workingDir": "/workspace",
         "command": ["bash", "run.sh"],
-        "env": [{"name": "MODEL", "value": "model.py"}, {"name": "PLAN", "value": "plan.yaml"}],
+        "env": [dict(variable) for variable in variables],
         "resources": {"limits": {"nvidia.com/gpu": per_node}},
         "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
     }

@@ -8,6 +8,7 @@ from .registry import Exported, exporter
 from .torchrun import launch_script, train_script
 
 NAME = "slurm"
+USE = "sbatch --export=ALL,MODEL=model.py job.sbatch"
 CPUS_PER_DEVICE = 8
 """CPU cores asked for each process: a few loader workers; a convention."""
 
@@ -16,11 +17,12 @@ CPUS_PER_DEVICE = 8
 def export(plan: Plan) -> Exported:
     """`job.sbatch`, with `run.sh` and `train.py` that it starts."""
     return Exported(
-        files={"job.sbatch": _batch(plan), "run.sh": launch_script(plan), "train.py": train_script(plan)},
+        files={"job.sbatch": batch(plan, USE), "run.sh": launch_script(plan), "train.py": train_script(plan)},
     )
 
 
-def _batch(plan: Plan) -> str:
+def batch(plan: Plan, use: str) -> str:
+    """An sbatch script that runs `run.sh` on every node; `use` says in a comment how to submit it."""
     nodes, per_node = nodes_and_devices(plan)
     return f"""#!/usr/bin/env bash
 #SBATCH --job-name=tpplan
@@ -30,7 +32,7 @@ def _batch(plan: Plan) -> str:
 #SBATCH --cpus-per-task={per_node * CPUS_PER_DEVICE}
 #SBATCH --exclusive
 # {headline(plan)}
-# sbatch --export=ALL,MODEL=model.py job.sbatch
+# {use}
 set -euo pipefail
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export MASTER_ADDR MASTER_PORT="${{MASTER_PORT:-29500}}"

@@ -50,6 +50,9 @@ FLAGS = {
     "explain": {"--json"},
     "compare": {"--json"},
     "verify": {"--ranks", "--json"},
+    "run": {
+        "--address", "--max-restarts", "--on-cpu", "--dry-run", "--to", "--output", "-o", "--quiet", "-q",
+    },
     "why": {"--set", "--model", "--topology", "-t", "--json"},
     "export": {"--to", "--output", "-o", "--json", "--quiet", "-q"},
     "profile": {
