@@ -104,8 +104,6 @@ PROFILES = {
 }
 """What each source ran: the product's profile of the family as that software generation differed."""
 PURE = "PURE"
-COMPILED_LOGITS_BYTES = 12.0
-"""A compiled loss keeps one fp32 copy of the logits less in part."""
 EP_OVERLAP = 0.7
 """DeepSeek recipes run the all-to-all of one microbatch beside another's computation; share as tp's."""
 ASYNC_TP_OVERLAP = 0.7
@@ -143,7 +141,7 @@ def framework_of(row: Row) -> Framework:
         return ZERO_2021
     profile = PROFILES[row.source]
     if row.options.get("compile"):
-        profile = replace(profile, fuses_pointwise=True, logits_bytes=COMPILED_LOGITS_BYTES)
+        profile = replace(profile, fuses_pointwise=True)
     if row.options.get("async_tp"):
         profile = replace(profile, tp_overlap=ASYNC_TP_OVERLAP)
     if row.source == "mbridge" and row.dims.kv_rank:

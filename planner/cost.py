@@ -129,6 +129,10 @@ class BlockCost:
     """Extra seconds of collectives in backward."""
     working_bytes: float = 0.0
     """Largest short-lived memory while the block runs, beyond what is saved."""
+    loss_bytes: float = 0.0
+    """Live at the loss, before any gradient of a parameter exists: every copy of the logits."""
+    logit_bytes: float = 0.0
+    """What the model returns to the loss, one copy."""
     output_bytes: float = 0.0
     """Activations this block hands to the next one, on one device."""
     parameters: tuple[ParameterGroup, ...] = ()

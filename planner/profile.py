@@ -79,6 +79,8 @@ class Framework:
     """What parameter gathers and gradient reductions of ZeRO-3 reach at most; None: the links decide."""
     logits_bytes: float | None = None
     """All live bytes per logit at the loss, instead of what the graph keeps of them; None: the graph's."""
+    split_logits_bytes: float | None = None
+    """The same where tp splits the vocabulary; None: as many."""
     weight_gradient_bytes: float = 0.0
     """Per matrix parameter of one layer: buffers for weight gradients that are added elsewhere."""
     weights_inside_experts: bool = False
@@ -92,6 +94,16 @@ class Framework:
     keeps_gathered_in_pipeline: bool = False
     """Whether ZeRO-3 under pipeline stages gathers parameters once a step and keeps them and their whole
     gradients until its end (they would else move for every microbatch)."""
+    keeps_root_gathered: bool = False
+    """Whether ZeRO-3 keeps the parameters outside repeated layers whole from forward to backward."""
+    gathers_in_own_pool: bool = False
+    """Whether parameters are gathered into a buffer of another stream's memory pool, then copied out."""
+    reduces_in_own_pool: bool = False
+    """Whether gradients that stay whole through a step are reduced into shards of their own beside them."""
+    receive_buffers: float = 0.0
+    """Boundary tensors that a pipeline stage sets aside for every microbatch, in flight or not."""
+    keeps_outputs: bool = False
+    """Whether the last stage keeps what the model returns, for every microbatch, until the step's end."""
     recompute_stops_early: bool = False
     """Whether full recomputation ends once everything kept is back (PyTorch's non-reentrant checkpoints)."""
     dedups_routing: bool = False

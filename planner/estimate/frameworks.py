@@ -82,11 +82,23 @@ TORCH = Framework(
     keeps_gathered_in_pipeline=True,
     recompute_stops_early=True,
     selective="alternate",
-    logits_bytes=14.0,
+    logits_bytes=12.0,
+    split_logits_bytes=16.0,
+    keeps_root_gathered=True,
+    gathers_in_own_pool=True,
+    reduces_in_own_pool=True,
+    receive_buffers=2.0,
+    keeps_outputs=True,
     source=(
         "recompute_stops_early: torch.utils.checkpoint without reentrance stops at the last tensor it needs. "
         "selective: torchtitan's per-op policy keeps every second product and attention's results. "
-        "logits_bytes: 14 bytes a logit in eager torchtitan runs, 12 compiled. "
+        "logits_bytes: in the backward of an eager cross entropy the fp32 log-softmax, the gradient of the "
+        "negative log-likelihood and that of the softmax, 4 bytes each; 16-bit logits are gone by then. "
+        "split_logits_bytes: loss_parallel (torch/distributed/tensor/parallel/loss.py) holds four in fp32. "
+        "keeps_root_gathered: FSDP2 reshards the root module, with embedding and head, after its backward. "
+        "gathers_in_own_pool, reduces_in_own_pool: FSDP2 allocates on its copy-in and reduce streams. "
+        "receive_buffers: torch.distributed.pipelining makes one for each microbatch, activations and "
+        "gradients (stage.py). keeps_outputs: output_chunks there. "
         "keeps_gathered_in_pipeline: torchtitan's fsdp_reshard_after_forward = default. "
         "gradient_bytes, sync_bytes: torchtitan mixed_precision_reduce = float32. "
         "master_bytes: parameters are stored in fp32, two bytes more than the 16-bit weight, and cast "
@@ -95,7 +107,7 @@ TORCH = Framework(
         "published runs. "
         "tp_overlap: DTensor's collectives are not overlapped (async TP is off by default). "
         "saves_gathered_input: autograd keeps what the linear read. "
-        "logits_bytes_per_element: 14 bytes a logit in eager torchtitan runs, 10 of them in the graph. "
+        "logits_bytes_per_element: 14 bytes a logit where the logits are kept, 10 of them in the graph. "
         "step_overhead_s: judgement"
     ),
 )

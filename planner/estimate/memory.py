@@ -10,7 +10,7 @@ memory of a stage by kind (`stage_memory`).
     activations  saved bytes x microbatches in flight
     working      the largest short-lived memory of any block, what recomputation brings back included
     buffers      blocks gathered or reduced whole, beyond the shard: the one that runs and, under
-                 ZeRO-3, the one being fetched
+                 ZeRO-3, the one being fetched; what stages receive into
     reserve      what the allocator holds beyond what is allocated; context: libraries, communicators
 
 Replicas are dp x cp x ep ranks for dense parameters and dp x cp for sparse ones (Rajbhandari et
@@ -80,29 +80,43 @@ def block_states(
     framework: Framework,
     optimizer: Optimizer,
     shard_group: int | None = None,
+    root: bool = False,
+    turns: int = 1,
 ) -> BlockStates:
     """Parameters, gradients and optimizer state of one block on one device under ZeRO stage `zero`.
 
-    `shard_group`: how many replicas share one copy (HSDP); None: all.
+    `shard_group`: how many replicas share one copy (HSDP); None: all. `root`: the block is no repeated
+    layer. `turns`: a rank's virtual stages that finish all their backwards one after the other.
     """
     parameters = gradients = states = gathered = reduced = 0.0
     kept = keeps_gathered(zero, mesh, framework)
+    whole_step = kept or (root and framework.keeps_root_gathered)
     for group in cost.parameters:
         ways = shard_group or replicas(group, mesh)
         whole = group.numel * group.element_bytes
         parameters += whole / (ways if zero >= 3 else 1)
-        gathered += whole * (1 - 1 / ways) if zero >= 3 and not kept else 0.0
-        parameters += whole if kept else 0.0
+        unsharded = whole * (1 - 1 / ways) if zero >= 3 else 0.0
+        gathered += 0.0 if whole_step else unsharded
+        parameters += whole if kept else unsharded if whole_step else 0.0
         if not group.trainable:
             continue
         whole = group.numel * framework.gradient_bytes
-        gradients += whole / (ways if zero >= 2 and not kept else 1)
+        gradients += whole / (ways if zero >= 2 and not kept else turns if kept else 1)
+        gradients += whole / ways if kept and framework.reduces_in_own_pool else 0.0
         reduced += whole * (1 - 1 / ways) if zero >= 2 and not kept else 0.0
         per_element = master_bytes(group, framework, optimizer) + optimizer.state_bytes
         states += group.numel * per_element / (ways if zero >= 1 else 1)
     return BlockStates(
         parameters=parameters, gradients=gradients, optimizer=states, gathered=gathered, reduced=reduced
     )
+
+
+def staging_bytes(costs: Iterable[BlockCost], *, mesh: Mesh, framework: Framework) -> float:
+    """Parameters of `costs`, gathered together into another pool before they are copied out."""
+    if not framework.gathers_in_own_pool:
+        return 0.0
+    groups = [group for cost in costs for group in cost.parameters]
+    return sum(g.numel * g.element_bytes for g in groups if replicas(g, mesh) > 1)
 
 
 def working_bytes(cost: BlockCost, mode: Recompute) -> float:
@@ -112,8 +126,11 @@ def working_bytes(cost: BlockCost, mode: Recompute) -> float:
 
 
 def transient_bytes(cost: BlockCost, states: BlockStates, mode: Recompute) -> float:
-    """All that exists only while the block runs: working memory, whole parameters and gradients."""
-    return working_bytes(cost, mode) + states.gathered + states.reduced
+    """All that exists only while the block runs: whole parameters, and the fuller of two moments.
+
+    At the loss there are logits but no gradients yet; later there is working memory, and gradients are whole.
+    """
+    return states.gathered + max(working_bytes(cost, mode) + states.reduced, cost.loss_bytes)
 
 
 def usable_bytes(device: Device, framework: Framework) -> float:
@@ -134,26 +151,32 @@ class Held:
     states: BlockStates
     mode: Recompute
     count: int
+    outputs_bytes: float = 0.0
+    """What one such block returns to the user, kept for all microbatches."""
 
 
 def stage_memory(
-    held: Sequence[Held], *, in_flight: float, prefetch_bytes: float, framework: Framework
+    held: Sequence[Held], *, in_flight: float, buffer_bytes: float, framework: Framework
 ) -> tuple[MemoryPart, ...]:
     """Memory of the fullest moment on a device of this stage, upper band, by kind.
 
-    `prefetch_bytes`: the next block, gathered while this one runs.
+    `buffer_bytes`: what every rank holds beside its blocks, such as the next one, gathered while this one
+    runs.
     """
     peak = max(held, key=lambda run: transient_bytes(run.cost, run.states, run.mode))
     usual = max(held, key=lambda run: run.count)
+    working = working_bytes(peak.cost, peak.mode)
+    at_loss = peak.cost.loss_bytes > working + peak.states.reduced
     allocated = {
         "parameters": sum(run.count * run.states.parameters for run in held),
         "gradients": sum(run.count * run.states.gradients for run in held),
         "optimizer": sum(run.count * run.states.optimizer for run in held),
         "activations": in_flight * sum(run.count * run.cost.saved_bytes[run.mode] for run in held),
-        "working": working_bytes(peak.cost, peak.mode),
+        "working": peak.cost.loss_bytes if at_loss else working,
         "buffers": peak.states.gathered
-        + peak.states.reduced
-        + prefetch_bytes
+        + (0.0 if at_loss else peak.states.reduced)
+        + buffer_bytes
+        + sum(run.count * run.outputs_bytes for run in held)
         + dummy_bytes(usual.cost, framework),
     }
     reserve = sum(allocated.values()) * (framework.allocator_reserve[1] - 1)

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 HEAVY = ("gemm", "grouped_gemm", "attention")
 """Families whose results selective recomputation keeps: everything else is cheap to run again."""
+LOSS = "aten.cross_entropy"
+HALF_BYTES = 2
+"""Bytes of one logit, and of its gradient, outside the loss."""
 GRADIENT_COPIES = 1.0
 """Live gradients of an op's operands while its backward runs; the operands themselves are kept or remade."""
 
@@ -269,6 +272,8 @@ class _Block:
             recompute_s=extra_s,
             recompute_comm_s=extra_comm_s,
             working_bytes=self._working_bytes(),
+            loss_bytes=self._loss_bytes(),
+            logit_bytes=HALF_BYTES * self.logits,
             output_bytes=self._output_bytes(),
             parameters=parameters,
             model_flops=self._model_flops(),
@@ -402,13 +407,32 @@ class _Block:
         return sum(inside), again
 
     def alternate_products(self) -> tuple[float, set[int]]:
-        """All but the results of attention and of every second matrix product, and the block's input."""
+        """All but the results of attention and of every second matrix product, and the block's input.
+
+        A compiler keeps none of them that backward does not read, and makes none of them again.
+        """
         ops = self.block.ops
         products = [i for i, op in enumerate(ops) if op.family in ("gemm", "grouped_gemm")]
         held = set(products[::2]) | {i for i, op in enumerate(ops) if op.family == "attention"}
+        wanted = self._read_in_backward() if self.fused else set(range(len(ops)))
+        held &= wanted
         kept = sum(operand_bytes(write, self.local[i]) for i in held for write in ops[i].writes)
         dropped = sum(self.kept.values()) - kept - self._input_bytes()
-        return max(dropped, 0.0), set(range(len(ops))) - held
+        return max(dropped, 0.0), wanted - held
+
+    def _read_in_backward(self) -> set[int]:
+        """Ops whose results are kept for backward, or lead to one that is."""
+        ops = self.block.ops
+        maker = {write.tensor: i for i, op in enumerate(ops) for write in op.writes}
+        wanted = [maker.get(tensor) for i, j in self.kept if (tensor := self._saved_tensor(i, j)) is not None]
+        wanted += [i for i, _ in self.kept if any(s.operand is None for s in ops[i].saved)]
+        found: set[int] = set()
+        while wanted:
+            index = wanted.pop()
+            if index is not None and index not in found:
+                found.add(index)
+                wanted += [maker.get(read.tensor) for read in ops[index].reads]
+        return found
 
     def cheap_ops(self) -> tuple[float, set[int]]:
         """Storages made by cheap ops from what is kept anyway: bytes dropped, ops to run again."""
@@ -481,15 +505,32 @@ class _Block:
         return operand_bytes(self.block.ops[handed[0]].writes[handed[1]], self.local[handed[0]])
 
     def _working_bytes(self) -> float:
-        """Gradients of the largest op's operands, and the logits a loss keeps beside them."""
+        """Gradients of the largest op's operands, and that of the logits."""
         largest = 0.0
         for op, sizes in zip(self.block.ops, self.local, strict=True):
             operands = [operand_bytes(o, sizes) for o in (*op.reads, *op.writes) if self._is_live(o, sizes)]
             largest = max(largest, GRADIENT_COPIES * sum(operands))
-        per_logit = self.framework.logits_bytes
-        if per_logit is None:
-            per_logit = self.framework.logits_bytes_per_element
-        return largest + per_logit * self.logits
+        if self.framework.logits_bytes is None:
+            return largest + self.framework.logits_bytes_per_element * self.logits
+        return largest + HALF_BYTES * self.logits
+
+    def _loss_bytes(self) -> float:
+        """Every copy of the logits that the loss makes."""
+        framework = self.framework
+        if framework.logits_bytes is None:
+            return 0.0
+        if framework.split_logits_bytes is not None and self._splits_vocabulary():
+            return self.logits * framework.split_logits_bytes
+        return self.logits * framework.logits_bytes
+
+    def _splits_vocabulary(self) -> bool:
+        """Whether tp splits the classes of the loss."""
+        losses = (i for i, op in enumerate(self.block.ops) if op.target.startswith(LOSS))
+        for i in losses:
+            before = self.splits.before_tp[self.block.name, i]
+            if any(self.local[i][label] < before[label] for label in self.block.ops[i].reads[0].axes[-1]):
+                return True
+        return False
 
     def _is_live(self, operand: Operand, sizes: Sizes) -> bool:
         elements = operand_bytes(operand, sizes) / DTYPE_BYTES[operand.dtype]
@@ -501,7 +542,7 @@ class _Block:
 
     def _logits(self) -> float:
         """Local elements that the loss reads."""
-        losses = [i for i, op in enumerate(self.block.ops) if op.target.startswith("aten.cross_entropy")]
+        losses = [i for i, op in enumerate(self.block.ops) if op.target.startswith(LOSS)]
         return sum(
             operand_bytes(op.reads[0], self.local[i]) / DTYPE_BYTES[op.reads[0].dtype]
             for i in losses

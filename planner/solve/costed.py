@@ -13,11 +13,18 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 from ..cost import Communication, IntraSolution, ParameterGroup, Recompute
-from ..estimate.memory import BlockStates, block_states, dummy_bytes, transient_bytes, usable_bytes
+from ..estimate.memory import (
+    BlockStates,
+    block_states,
+    dummy_bytes,
+    staging_bytes,
+    transient_bytes,
+    usable_bytes,
+)
 from ..estimate.step import BlockTime, Setting, block_time, once_per_step, send_recv
 from ..layout import Collective
 from ..problem import Candidate, Pricing, SearchProblem
-from ..schedule import in_flight
+from ..schedule import Schedule, in_flight
 from ..topology import Device, GroupSpan
 from .brackets import StagePlan, bound_s, cheapest_s
 from .intervals import BlockClass, Modes, StageProblem, rank_seconds
@@ -54,15 +61,58 @@ class Costed:
                 shard_group=self.candidate.shard_group,
                 framework=self.problem.framework,
                 optimizer=self.problem.optimizer,
+                root=name not in self._layers,
+                turns=self._turns,
             )
             for name, cost in self.intra.blocks.items()
         }
 
+    @property
+    def _layers(self) -> frozenset[str]:
+        """Block classes that repeat; all of them where none does."""
+        return frozenset(self.problem.layer_classes or self.problem.chain)
+
+    @property
+    def _turns(self) -> int:
+        """Virtual stages of a rank that finish one after the other: all when microbatches go in one round."""
+        one_round = self.candidate.microbatches <= self.candidate.mesh.pp
+        looped = self.candidate.schedule == Schedule.INTERLEAVED
+        return self.candidate.virtual_stages if looped and one_round else 1
+
     @cached_property
-    def prefetch_bytes(self) -> float:
+    def buffer_bytes(self) -> float:
+        """What every rank holds beside its blocks: the next layer gathered, and what stages receive into."""
+        return self._prefetch_bytes + self._staging_bytes + self._received_bytes
+
+    @property
+    def _prefetch_bytes(self) -> float:
         """The next layer, gathered while the current block runs (ZeRO-3)."""
-        names = self.problem.layer_classes or set(self.problem.chain)
-        return max(self.states[name].gathered for name in names)
+        return max(self.states[name].gathered for name in self._layers)
+
+    @property
+    def _staging_bytes(self) -> float:
+        """The largest group of parameters, before it is copied out of the buffer it was gathered in."""
+        if self.candidate.zero_stage < 3:
+            return 0.0
+        blocks, mesh = self.intra.blocks, self.candidate.mesh
+        groups = [[blocks[name]] for name in blocks]
+        if mesh.pp == 1:
+            groups.append([blocks[name] for name in blocks if name not in self._layers])
+        return max(staging_bytes(group, mesh=mesh, framework=self.problem.framework) for group in groups)
+
+    @property
+    def _received_bytes(self) -> float:
+        """Boundary tensors set aside for every microbatch."""
+        if self.candidate.mesh.pp == 1:
+            return 0.0
+        largest = max(self.intra.blocks[name].output_bytes for name in self._layers)
+        stages = self.candidate.microbatches * self.candidate.virtual_stages
+        return self.problem.framework.receive_buffers * stages * largest
+
+    def outputs_bytes(self, name: str) -> float:
+        """What a block of this class returns to the user, kept for all microbatches."""
+        kept = self.problem.framework.keeps_outputs and self.candidate.mesh.pp > 1
+        return self.candidate.microbatches * self.intra.blocks[name].logit_bytes if kept else 0.0
 
     @cached_property
     def dummy_bytes(self) -> float:
@@ -97,7 +147,7 @@ class Costed:
             fill_ways=candidate.fill_ways,
             microbatches=candidate.microbatches,
             in_flight=microbatches_in_flight(schedule, pp, v, candidate.microbatches),
-            capacity_bytes=usable_bytes(device, problem.framework) - self.prefetch_bytes - self.dummy_bytes,
+            capacity_bytes=usable_bytes(device, problem.framework) - self.buffer_bytes - self.dummy_bytes,
             stage_s=2 * self.handover_s,
             cuts=cuts,
             lacks=lacking(problem.layers, pp, v, schedule) if v > 1 and cuts is None else None,
@@ -117,7 +167,7 @@ class Costed:
             modes = [self.recompute]
         return BlockClass(
             seconds={mode: time.forward_s + time.backward_s(mode) for mode in modes},
-            static_bytes=states.total,
+            static_bytes=states.total + self.outputs_bytes(name),
             saved_bytes={mode: cost.saved_bytes[mode] for mode in modes},
             transient_bytes={mode: transient_bytes(cost, states, mode) for mode in modes},
         )
@@ -220,7 +270,8 @@ class Costed:
     def under(self, candidate: Candidate) -> Costed:
         """The same mesh, microbatch and ZeRO stage under another schedule: nothing is priced again."""
         other = replace(self, setting=replace(self.setting, candidate=candidate))
-        for name in ("times", "states", "classes", "prefetch_bytes", "handover", "once_bound_s"):
+        alike = ("states", "classes") if other._turns == self._turns else ()
+        for name in ("times", "handover", "once_bound_s", *alike):
             other.__dict__[name] = getattr(self, name)
         return other
 

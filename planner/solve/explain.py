@@ -63,7 +63,7 @@ def needed_bytes(costed: Costed) -> float:
     """The least device memory with which this candidate would fit, upper band."""
     problem = costed.stage_problem
     framework = costed.problem.framework
-    capacity = least_capacity_bytes(problem) + costed.prefetch_bytes + costed.dummy_bytes
+    capacity = least_capacity_bytes(problem) + costed.buffer_bytes + costed.dummy_bytes
     return capacity * framework.allocator_reserve[1] + framework.context_bytes
 
 

@@ -69,12 +69,18 @@ def _stage(costed: Costed, plan: StagePlan, rank: int) -> Stage:
     forward = sum(n * costed.times[name].forward_s for name, n, _ in modes) + costed.handover_s
     backward = sum(n * costed.times[name].backward_s(mode) for name, n, mode in modes) + costed.handover_s
     held = [
-        Held(cost=costed.intra.blocks[name], states=costed.states[name], mode=mode, count=n)
+        Held(
+            cost=costed.intra.blocks[name],
+            states=costed.states[name],
+            mode=mode,
+            count=n,
+            outputs_bytes=costed.outputs_bytes(name),
+        )
         for name, n, mode in modes
     ]
     flying = costed.stage_problem.in_flight[rank]
     memory = stage_memory(
-        held, in_flight=flying, prefetch_bytes=costed.prefetch_bytes, framework=costed.problem.framework
+        held, in_flight=flying, buffer_bytes=costed.buffer_bytes, framework=costed.problem.framework
     )
     v, last = costed.candidate.virtual_stages, len(plan.ranks) - 1
     layers = [_layers(costed.problem, modes) for modes in plan.ranks]

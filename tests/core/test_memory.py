@@ -88,7 +88,7 @@ def test_a_stage_adds_up_and_respects_what_may_be_allocated() -> None:
         Held(cost=cost, states=states, mode=Recompute.NONE, count=2),
         Held(cost=cost, states=states, mode=Recompute.FULL, count=1),
     ]
-    parts = stage_memory(held, in_flight=4, prefetch_bytes=0, framework=FRAMEWORK)
+    parts = stage_memory(held, in_flight=4, buffer_bytes=0, framework=FRAMEWORK)
     sizes = {part.kind: part.bytes for part in parts}
     assert sizes["parameters"] == 3 * 2000
     assert sizes["activations"] == 4 * (2 * 500 + 80)
