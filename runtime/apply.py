@@ -13,11 +13,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import Placement, Replicate
+from torch.distributed.tensor import Placement, Replicate, Shard
 
 from ..planner.plan import Plan
 from .batch import Call, call_of, map_tensors
 from .check import check, differences
+from .context import SEQUENCE_DIM, names_of
 from .data import DTYPES, shard_data
 from .forward import LossFunction, StageForward, WholeForward, local_shape
 from .layouts import placement
@@ -60,7 +61,7 @@ def apply(
         shard_parameters(stage.model, planned, mesh, values=weights.value, device=device)
         install_reshards(stage.model, plan, mesh)
         # recompute inside data: a layer's parameters are gathered once for running it again
-        _recompute(stage, plan)
+        _recompute(stage, plan, mesh)
     forwards = _forwards(stages, plan, mesh, loss)
     for stage in stages:
         shard_data(stage.model, stage.layers, mesh, zero_stage=plan.zero_stage, dtype=plan.job.dtype)
@@ -94,11 +95,13 @@ def _stages(
     ], border.hidden
 
 
-def _recompute(stage: _Stage, plan: Plan) -> None:
+def _recompute(stage: _Stage, plan: Plan, mesh: Meshes) -> None:
     if plan.recompute == "none":
         return
     for layer, mode in zip(stage.layers or [stage.model], stage.cut.modes, strict=True):
-        layer.forward = sharded_ops(layer.forward)  # backward runs it again, outside the model's forward
+        layer.forward = sharded_ops(
+            layer.forward, mesh.activations
+        )  # backward runs it again, outside the model's forward
         recompute(layer, mode)
 
 
@@ -110,15 +113,22 @@ def _forwards(
     for stage in stages:
         forward = stage.model.forward
         if plan.mesh.pp == 1:
-            made.append(WholeForward(forward, loss))
+            made.append(WholeForward(forward, loss, mesh=mesh.activations))
         else:
-            made.append(StageForward(forward, loss, stage.cut, axis=mesh.tp, border=border_placement(plan)))
+            border = border_placements(plan, mesh)
+            made.append(StageForward(forward, loss, stage.cut, mesh=mesh.activations, border=border))
         stage.model.forward = made[-1]
     return made
 
 
-def border_placement(plan: Plan) -> Placement:
-    """How the activation between layers lies along tp: as the layers' first module reads it, if split."""
+def border_placements(plan: Plan, mesh: Meshes) -> list[Placement]:
+    """How the activation between layers lies: a part of the sequence along cp, and along tp as planned."""
+    along = {"cp": Shard(SEQUENCE_DIM), "tp": _along_tp(plan)}
+    return [along[name] for name in names_of(mesh.activations)]
+
+
+def _along_tp(plan: Plan) -> Placement:
+    """As the layers' first module reads it, if split."""
     prefix = tuple(entry.module for entry in plan.layer_lists)
     for layout in plan.modules:
         if layout.axis == "tp" and layout.inputs and layout.module.startswith(prefix):
@@ -143,6 +153,6 @@ def _pipeline(
         assert isinstance(forward, StageForward) and isinstance(layers, StageLayers)
         forward.install(layers)
         parts.append((stage.model, forward, stage.cut.index))
-    shape = local_shape(hidden, border_placement(plan), plan.mesh.tp)
+    shape = local_shape(hidden, border_placements(plan, mesh), mesh.activations)
     local = torch.empty(shape, dtype=DTYPES[plan.job.dtype] or hidden.dtype, device="meta")
     return Pipeline(parts, plan, mesh.root, hidden=local, device=device)

@@ -35,9 +35,9 @@ COMPUTE_DTYPE = "compute_dtype"
 COUNTS_LABEL = "rows for each rank of ep"
 
 
-def on_expert_axis(tensor: DTensor) -> bool:
-    """Whether a DTensor lies on the `ep` axis."""
-    return tensor.device_mesh.mesh_dim_names == (AXIS,)
+def on_expert_axis(mesh: DeviceMesh) -> bool:
+    """Whether a mesh is the `ep` axis."""
+    return mesh.mesh_dim_names == (AXIS,)
 
 
 def local_weight(weight: DTensor) -> Tensor:
@@ -159,7 +159,7 @@ def grouped_product(x: Any, weight: Any, *, offs: Any = None, bias: Any = None, 
 
     Raises `PlanError` for forms without offsets.
     """
-    if not isinstance(weight, DTensor) or not on_expert_axis(weight):
+    if not isinstance(weight, DTensor) or not on_expert_axis(weight.device_mesh):
         return NotImplemented
     if offs is None or bias is not None or weight.ndim != 3:
         raise PlanError("experts over ep run as grouped_mm(rows, weights, offs=...), without a bias")
@@ -207,7 +207,7 @@ def lookup(
 
     Raises `PlanError` for the options that change the table or its gradient.
     """
-    if not isinstance(weight, DTensor) or not on_expert_axis(weight):
+    if not isinstance(weight, DTensor) or not on_expert_axis(weight.device_mesh):
         return NotImplemented
     if padding_idx is not None or max_norm is not None or any(named.values()) or any(rest[1:]):
         raise PlanError(

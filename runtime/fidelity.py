@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from ..planner.layout import Collective
 from ..planner.plan import Plan
 from .check import unstated
+from .context import AXIS as CONTEXT
+from .context import LABEL as KEYS_AND_VALUES
 from .executed import Executed, axes_of
 from .experts import COUNTS_LABEL
 from .gradients import NORM_LABEL, REPLICATED_LABEL
@@ -84,6 +86,8 @@ def _grouped(label: str, collective: Collective, axis: str) -> str:
         return STAGES
     if label in (NORM_LABEL, REPLICATED_LABEL, TIED_LABEL):
         return label
+    if axis == CONTEXT and (label.startswith(KEYS_AND_VALUES) or "->" in label):
+        return KEYS_AND_VALUES
     if axis == "tp":
         return REPLICATED_LABEL if collective is Collective.ALL_REDUCE and not label else label
     return ROUTED if collective is Collective.ALL_TO_ALL else DATA

@@ -7,7 +7,7 @@ pipeline stage take a received activation in and hand the last layer's output on
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ..planner.errors import ModelError, OptionError, PlanError
 from .batch import Call, Inputs
 from .layouts import shard_dim
-from .ops import ShardedOps, plain
+from .operands import plain
+from .ops import ShardedOps
 from .stages import StageCut, StageLayers
 
 LossFunction = Callable[[Any, Inputs], Tensor]
@@ -40,14 +41,14 @@ def own_loss(outputs: Any, _inputs: Inputs) -> Tensor:
 class WholeForward:
     """Forward of a model that is not cut into stages."""
 
-    def __init__(self, forward: Callable, loss: LossFunction) -> None:
-        """`forward`: the user's."""
-        self._forward, self._loss = forward, loss
+    def __init__(self, forward: Callable, loss: LossFunction, *, mesh: DeviceMesh) -> None:
+        """`forward`: the user's; `mesh`: on which activations lie."""
+        self._forward, self._loss, self._mesh = forward, loss, mesh
         self.ends_in_loss = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's outputs as ordinary tensors, or the loss."""
-        with ShardedOps():
+        with ShardedOps(self._mesh):
             outputs = self._forward(*args, **kwargs)
             if self.ends_in_loss:
                 return plain(self._loss(outputs, Call(args, kwargs).inputs))
@@ -65,11 +66,17 @@ class StageForward:
     """Forward of one stage: of the microbatch with a given index, from a received activation on."""
 
     def __init__(
-        self, forward: Callable, loss: LossFunction, cut: StageCut, *, axis: DeviceMesh, border: Placement
+        self,
+        forward: Callable,
+        loss: LossFunction,
+        cut: StageCut,
+        *,
+        mesh: DeviceMesh,
+        border: Sequence[Placement],
     ) -> None:
-        """`axis`: the mesh of `tp`; `border`: how activations lie on it between stages."""
+        """`mesh`: on which activations lie; `border`: how they do between stages."""
         self._forward, self._loss, self._cut = forward, loss, cut
-        self._axis, self._border = axis, border
+        self._mesh, self._border = mesh, border
         self._received: Any = None
         self.calls: list[Call] = []
 
@@ -84,7 +91,7 @@ class StageForward:
         """The activation for the next stage, or the loss on the last one."""
         call = self.calls[int(index)]
         self._received = self._from_border(received[0]) if received else None
-        with ShardedOps():
+        with ShardedOps(self._mesh):
             try:
                 outputs = self._forward(*call.args, **call.kwargs)
             except _Left as left:
@@ -105,23 +112,26 @@ class StageForward:
         raise _Left(output[0] if isinstance(output, tuple) else output)
 
     def _from_border(self, x: Tensor) -> Tensor:
-        if self._axis.size() == 1:
+        if self._mesh.size() == 1:
             return x
-        return DTensor.from_local(x, self._axis, [self._border], run_check=False)
+        return DTensor.from_local(x, self._mesh, self._border, run_check=False)
 
     def _to_border(self, x: Tensor) -> Tensor:
         if not isinstance(x, DTensor):
             return x
-        return x.redistribute(placements=[self._border]).to_local().clone()  # torch detaches it: no view
+        return x.redistribute(placements=self._border).to_local().clone()  # torch detaches it: no view
 
 
-def local_shape(hidden: Tensor, border: Placement, ranks: int) -> torch.Size:
+def local_shape(hidden: Tensor, border: Sequence[Placement], mesh: DeviceMesh) -> torch.Size:
     """Shape of a rank's part of the activation between stages. Raises `PlanError` if it does not divide."""
-    shape, dim = list(hidden.shape), shard_dim(border)
-    if dim is not None:
+    shape = list(hidden.shape)
+    for ranks, placed in zip(mesh.shape, border, strict=True):
+        dim = shard_dim(placed)
+        if dim is None:
+            continue
         if shape[dim] % ranks:
             raise PlanError(
-                f"activations {tuple(shape)} between stages are split by dim {dim} over tp={ranks}"
+                f"activations {tuple(hidden.shape)} between stages are split by dim {dim} over {ranks} ranks"
             )
         shape[dim] //= ranks
     return torch.Size(shape)

@@ -1,6 +1,6 @@
 """Cross-entropy of logits that are split over ranks, by vocabulary or by row.
 
-In: logits (rows, classes) as a DTensor on one mesh axis, whole targets. Out: the loss, whole on every
+In: logits (rows, classes) as a DTensor, whole targets. Out: the loss, whole on every
 rank. With classes split, three numbers a row are all-reduced (greatest logit, sum of exponentials,
 the target's logit) instead of gathering the logits; backward is local:
 d loss / d logit = softmax - one-hot (Shoeybi et al. 2019, arXiv:1909.08053, section 3).
@@ -14,44 +14,58 @@ import torch
 import torch.distributed._functional_collectives as funcol
 import torch.nn.functional as F
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
 
 from .labels import LOSS_LABEL, labelled
+from .layouts import local_part, shard_dim
 
 LABEL = "inside cross_entropy_loss"
 
 
 def cross_entropy(logits: DTensor, target: Tensor, *, ignore_index: int, reduction: str) -> DTensor:
-    """The loss of 2-D logits sharded along rows or classes; `reduction` is mean or sum."""
-    target = target.to_local() if isinstance(target, DTensor) else target
-    (placed,) = logits.placements
-    assert isinstance(placed, Shard) and logits.ndim == 2
-    total = _by_class(logits, target, ignore_index) if placed.dim else _by_row(logits, target, ignore_index)
+    """The loss of 2-D logits sharded along rows or classes; `reduction` is mean or sum.
+
+    `target` is whole. Rows may be cut along one mesh axis (more are made whole first), classes along another.
+    """
+    logits = _one_row_axis(logits)
+    mesh, rows, classes = logits.device_mesh, target, None
+    placed: list[Placement] = [Replicate()] * mesh.ndim
+    for axis, cut in enumerate(logits.placements):
+        if shard_dim(cut) == 0:
+            rows = local_part(rows, cut, ranks=mesh.size(axis), rank=mesh.get_local_rank(axis))
+            placed[axis] = Partial()
+        elif shard_dim(cut) is not None:
+            classes = axis
+    if classes is None:
+        local = F.cross_entropy(logits.to_local(), rows, ignore_index=ignore_index, reduction="sum")
+    else:
+        local = _by_class(logits.to_local(), rows, ignore_index, mesh, classes)
+    total = DTensor.from_local(local, mesh, placed, run_check=False)
+    with labelled(LOSS_LABEL):
+        total = total.redistribute(placements=[Replicate()] * mesh.ndim)
     if reduction == "sum":
         return total
     count = target.ne(ignore_index).sum()
-    mean = total / DTensor.from_local(count, logits.device_mesh, [Replicate()], run_check=False)
+    mean = total / DTensor.from_local(count, mesh, [Replicate()] * mesh.ndim, run_check=False)
     assert isinstance(mean, DTensor)
     return mean
 
 
-def _by_row(logits: DTensor, target: Tensor, ignore_index: int) -> DTensor:
-    """Each rank sums its rows."""
-    mesh = logits.device_mesh
-    rows = target.chunk(mesh.size())[mesh.get_local_rank()]
-    local = F.cross_entropy(logits.to_local(), rows, ignore_index=ignore_index, reduction="sum")
-    partial = DTensor.from_local(local, mesh, [Partial()], run_check=False)
-    with labelled(LOSS_LABEL):
-        return partial.redistribute(placements=[Replicate()])
+def _one_row_axis(logits: DTensor) -> DTensor:
+    """Rows cut along the first axis that cuts them alone; sums made whole."""
+    cut = [i for i, p in enumerate(logits.placements) if shard_dim(p) == 0]
+    placed = tuple(
+        Replicate() if p.is_partial() or i in cut[1:] else p for i, p in enumerate(logits.placements)
+    )
+    return logits if placed == logits.placements else logits.redistribute(placements=placed)
 
 
-def _by_class(logits: DTensor, target: Tensor, ignore_index: int) -> DTensor:
-    mesh = logits.device_mesh
-    local = logits.to_local()
-    first = local.shape[1] * mesh.get_local_rank()
-    losses = _VocabularyParallel.apply(local, target, first, ignore_index, mesh.get_group())
+def _by_class(logits: Tensor, target: Tensor, ignore_index: int, mesh: DeviceMesh, axis: int) -> Tensor:
+    first = logits.shape[1] * mesh.get_local_rank(axis)
+    losses = _VocabularyParallel.apply(logits, target, first, ignore_index, mesh.get_group(axis))
     assert isinstance(losses, Tensor)
-    return DTensor.from_local(losses.sum(), mesh, [Replicate()], run_check=False)
+    return losses.sum()
 
 
 class _VocabularyParallel(torch.autograd.Function):

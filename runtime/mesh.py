@@ -33,6 +33,12 @@ class Meshes:
         return self.root["tp"]
 
     @property
+    def activations(self) -> DeviceMesh:
+        """On which activations are DTensors: `cp` and `tp`, those of them that have several ranks."""
+        axes = tuple(axis for axis in ("cp", "tp") if self.root[axis].size() > 1)
+        return self.root[axes or ("tp",)]
+
+    @property
     def ep(self) -> DeviceMesh:
         """The axis that experts and tables are split over."""
         return self.root["ep"]

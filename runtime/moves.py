@@ -9,6 +9,7 @@ CPU gathers the whole tensor).
 
 from __future__ import annotations
 
+import math
 from typing import Any, cast
 
 import torch
@@ -18,8 +19,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from ..planner.plan import PlannedReshard
+from .context import names_of
 from .labels import labelled
-from .layouts import placement
+from .layouts import placement, shard_dim
 
 
 def move(x: DTensor, target: Placement, gradient: Placement, label: str = "") -> DTensor:
@@ -41,26 +43,32 @@ class _Move(torch.autograd.Function):
 
 
 def converted(x: DTensor, target: Placement) -> DTensor:
-    """A new tensor with the values of `x`, in layout `target`."""
-    (source,) = x.placements
+    """A new tensor with the values of `x`, in layout `target` along tp; other axes stay as they are."""
+    at = names_of(x.device_mesh).index("tp")
+    source = x.placements[at]
     if source == target:
         return cast("DTensor", x.view_as(x))
-    if type(source) is Shard and type(target) is Shard and _divides(x, source) and _divides(x, target):
-        return exchanged(x, source.dim, target.dim)
-    return x.redistribute(placements=[target])
+    if type(source) is Shard and type(target) is Shard and all(_divides(x, p, at) for p in (source, target)):
+        return exchanged(x, target.dim, at)
+    return x.redistribute(placements=[target if i == at else p for i, p in enumerate(x.placements)])
 
 
-def _divides(x: DTensor, shard: Shard) -> bool:
-    return x.shape[shard.dim] % x.device_mesh.size() == 0
+def _divides(x: DTensor, shard: Shard, at: int) -> bool:
+    """Whether mesh axis `at` may cut evenly a dim that other axes cut too."""
+    sizes, placed = x.device_mesh.shape, x.placements
+    others = (n for i, n in enumerate(sizes) if i != at and shard_dim(placed[i]) == shard.dim)
+    return x.shape[shard.dim] % (math.prod(others) * sizes[at]) == 0
 
 
-def exchanged(x: DTensor, source: int, target: int) -> DTensor:
-    """From sharded along dim `source` to sharded along `target`, by one all-to-all."""
-    mesh = x.device_mesh
-    pieces = torch.stack(x.to_local().chunk(mesh.size(), target))
-    received = funcol.all_to_all_single(pieces, None, None, mesh.get_group())
+def exchanged(x: DTensor, target: int, at: int) -> DTensor:
+    """Sharded along dim `target` instead of another on mesh axis `at`, by one all-to-all."""
+    mesh, source = x.device_mesh, shard_dim(x.placements[at])
+    assert source is not None
+    pieces = torch.stack(x.to_local().chunk(mesh.size(at), target))
+    received = funcol.all_to_all_single(pieces, None, None, mesh.get_group(at))
     local = torch.cat(received.unbind(0), source)
-    return DTensor.from_local(local, mesh, [Shard(target)], run_check=False, shape=x.shape, stride=x.stride())
+    placed = [Shard(target) if i == at else p for i, p in enumerate(x.placements)]
+    return DTensor.from_local(local, mesh, placed, run_check=False, shape=x.shape, stride=x.stride())
 
 
 def install(module: nn.Module, reshard: PlannedReshard, mesh: DeviceMesh) -> None:
