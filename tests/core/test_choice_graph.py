@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import product
+import math
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tpplan.planner.errors import SolverError
 from tpplan.planner.solve.choice_graph import ChoiceGraph, solve
+from tpplan.planner.solve.elimination import greedy_orders
 
 
 def random_graph(seed: int, nodes: int, density: float) -> ChoiceGraph:
@@ -65,12 +67,73 @@ def test_the_ilp_alone_finds_the_least_cost(seed: int, nodes: int, density: floa
     assert found.core == nodes
 
 
-def test_a_limit_on_merging_leaves_a_core_to_the_ilp(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tpplan.planner.solve.choice_graph.MAX_ELIMINATION_WORK", 0)
-    graph = random_graph(7, 6, 1.0)
-    found = solve(graph)
-    assert found.core > 2
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 10**9), nodes=st.integers(4, 6), density=st.floats(0, 1))
+def test_what_is_too_wide_to_eliminate_is_left_to_the_ilp(seed: int, nodes: int, density: float) -> None:
+    graph = random_graph(seed, nodes, density)
+    best = cheapest(graph)
+    if best == np.inf:
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tpplan.planner.solve.choice_graph.MAX_WORK", 0)
+        found = solve(graph)
+    assert found.cost == pytest.approx(best, abs=1e-9)
+    assert found.core == 0 or 4 <= found.core <= nodes, "three nodes are always series-parallel"
+
+
+def test_a_complete_graph_is_a_core() -> None:
+    graph = ChoiceGraph()
+    rng = np.random.default_rng(7)
+    for _ in range(6):
+        graph.node(rng.random(3))
+    for u, v in combinations(range(6), 2):
+        graph.edge(u, v, rng.random((3, 3)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tpplan.planner.solve.choice_graph.MAX_TABLE", 3**4)
+        found = solve(graph)
+    assert found.core == 6
     assert found.cost == pytest.approx(cheapest(graph), abs=1e-9)
+    assert solve(graph).core == 0
+
+
+def test_states_that_cannot_be_are_dropped_along_a_chain_before_anything_is_solved() -> None:
+    """Only equal states go together, and the first node has one: a clique of 40 nodes is no work at all."""
+    graph = ChoiceGraph()
+    nodes = [graph.node([0.0, 1.0, 2.0] if i else [0.0, np.inf, np.inf]) for i in range(40)]
+    equal = np.where(np.eye(3, dtype=bool), 0.25, np.inf)
+    for u, v in combinations(nodes, 2):
+        graph.edge(u, v, equal)
+    found = solve(graph)
+    assert set(found.states.values()) == {0}
+    assert found.cost == 0.25 * 40 * 39 / 2
+    assert found.core == 0
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 10**9), nodes=st.integers(1, 9), density=st.floats(0, 1))
+def test_an_order_foretells_the_work_and_the_tables(seed: int, nodes: int, density: float) -> None:
+    graph = random_graph(seed, nodes, density)
+    sizes = {n: len(costs) for n, costs in graph.costs.items()}
+    for order in greedy_orders(sizes, graph.edges):
+        assert sorted(order.nodes) == sorted(graph.costs)
+        near = {n: set(row) for n, row in graph.edges.items()}
+        work = largest = 0
+        for node in order.nodes:
+            around = near.pop(node)
+            table = math.prod(sizes[n] for n in around)
+            work, largest = work + sizes[node] * table, max(largest, table)
+            for other in around:
+                near[other] = (near[other] | around) - {node, other}
+        assert (order.work, order.largest) == (work, largest)
+
+
+@pytest.mark.parametrize("at_once", [1, 2**15])
+def test_large_tables_are_summed_a_state_at_a_time(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tpplan.planner.solve.elimination.MAX_AT_ONCE", at_once)
+    for seed in range(20):
+        graph = random_graph(seed, 6, 1.0)
+        if (best := cheapest(graph)) < np.inf:
+            assert solve(graph).cost == pytest.approx(best, abs=1e-9)
 
 
 def test_parallel_edges_add_up() -> None:
