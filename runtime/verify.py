@@ -8,26 +8,20 @@ One gloo rank per device of the plan is forked here. Relative errors compare Euc
 from __future__ import annotations
 
 import copy
-import multiprocessing
-import os
-import tempfile
-import threading
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from multiprocessing.connection import wait
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..planner.errors import OptionError, PlanError
+from ..planner.errors import OptionError
 from ..planner.plan import Plan
 from .api import auto_parallelize
 from .batch import call_of
 from .executed import Executed, record
 from .fidelity import Row, compare
+from .forked import on_ranks
 from .forward import LossFunction, own_loss
 from .gather import whole
 
@@ -36,7 +30,6 @@ TOLERANCE = 1e-4
 LARGEST_PARAMETERS = 50_000_000
 """More would not fit a machine once per rank in fp32."""
 MOST_RANKS = 64
-PATIENCE_S = 300
 LEARNING_RATE, EPS, MAX_NORM = 1e-2, 1e-2, 1.0
 """Of the step that is compared: an eps at which AdamW does not magnify rounding."""
 
@@ -129,7 +122,7 @@ def verify(model: nn.Module, batch: Any, plan: Plan, *, loss: LossFunction | Non
             f"give a small factory, at most {LARGEST_PARAMETERS:,}"
         )
     task = _Task(model.float().eval(), batch, loss or own_loss, plan)
-    found = _on_ranks(task)
+    found = on_ranks(_step, task, size=plan.mesh.devices)
     expected = _alone(task)  # after the fork: autograd's threads do not survive one
     rows = compare(plan, [rank.executed for rank in found])
     if planned.job.dtype != "fp32" or planned.mesh != plan.mesh:
@@ -205,56 +198,3 @@ def _step(task: _Task) -> _Found:
     torch.optim.AdamW(parallel.parameters(), lr=LEARNING_RATE, eps=EPS).step()
     parameters = {n: whole(p.detach()) for n, p in parallel.named_parameters()}
     return _Found(loss, gradients, parameters, executed + clipping, parallel.differences)
-
-
-def _on_ranks(task: _Task) -> list[_Found]:
-    """Fork the ranks, run one step on each, end them."""
-    context = multiprocessing.get_context("fork")
-    size = task.plan.mesh.devices
-    with tempfile.TemporaryDirectory() as folder:
-        pairs = [context.Pipe() for _ in range(size)]
-        ranks = [
-            context.Process(target=_rank, args=(task, rank, size, folder, pairs[rank][1]), daemon=True)
-            for rank in range(size)
-        ]
-        for process in ranks:
-            process.start()
-        for _, theirs in pairs:
-            theirs.close()
-        try:
-            return _answers([ours for ours, _ in pairs])
-        finally:
-            for process in ranks:
-                process.kill()
-                process.join()
-
-
-def _rank(task: _Task, rank: int, size: int, folder: str, pipe: Any) -> None:
-    torch.set_num_threads(1)
-    quiet = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(quiet, 2)  # torch's own remarks; what goes wrong is sent
-    try:
-        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
-        pipe.send(_step(task))
-    except BaseException as error:
-        pipe.send(f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-3)}")
-    threading.Event().wait()  # until it is ended: the tensors sent are shared memory of this process
-
-
-def _answers(pipes: Sequence[Any]) -> list[_Found]:
-    answers: dict[int, _Found] = {}
-    while len(answers) < len(pipes):
-        waiting = {pipes[rank]: rank for rank in range(len(pipes)) if rank not in answers}
-        ready = wait(list(waiting), PATIENCE_S)
-        if not ready:
-            silent = ", ".join(str(rank) for rank in waiting.values())
-            raise PlanError(f"no answer from rank {silent} within {PATIENCE_S} s: a collective hangs")
-        for rank, pipe in [(waiting[pipe], pipe) for pipe in pipes if pipe in ready]:
-            try:
-                answer = pipe.recv()
-            except EOFError:
-                answer = "it ended without a word"
-            if not isinstance(answer, _Found):
-                raise PlanError(f"rank {rank}: {answer}")
-            answers[rank] = answer
-    return [answers[rank] for rank in range(len(pipes))]
