@@ -133,6 +133,7 @@ def profile(
     resume: Resume = True,
     budget: Budget = None,
     redact: Redact = False,
+    json_: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Measure this cluster (one process, or every rank under torchrun) and write it as a topology."""
@@ -153,7 +154,7 @@ def profile(
         say_error(str(error), code=FAILED)
         os._exit(FAILED)  # a thread may be stuck in a collective for ever
     if wrote:
-        _show_profile(output)
+        _show_profile(output, json_=json_)
 
 
 def _say_on_first_rank(quiet: bool) -> Callable[[str], None]:
@@ -161,9 +162,12 @@ def _say_on_first_rank(quiet: bool) -> Callable[[str], None]:
     return lambda text: None if silent else print(f"tpplan: {text}", file=sys.stderr, flush=True)
 
 
-def _show_profile(path: Path) -> None:
-    from ..report.hardware import render
+def _show_profile(path: Path, *, json_: bool) -> None:
+    from ..report.hardware import document, render
     from ..topologies.load import load_file
 
-    console().print(render(load_file(path)))
+    if json_:
+        print_json(document(load_file(path)))
+    else:
+        console().print(render(load_file(path)))
     print(f"tpplan: wrote {path}", file=sys.stderr)
