@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 MAKEFLAGS += --no-print-directory
 
-.PHONY: demo test slow check format lint types laws core readme clean
+.PHONY: demo test slow check format lint types laws core docs readme clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)
@@ -18,7 +18,7 @@ test: $(READY)
 slow: $(READY)
 	@$(BIN)/python -m pytest -q -m slow
 
-check: format lint types laws core
+check: format lint types laws core docs
 
 format: $(READY)
 	@$(BIN)/ruff format --check --quiet .
@@ -35,6 +35,10 @@ laws: $(READY)
 core: $(READY)
 	@$(BIN)/python -m pytest -q tests/core --ignore tests/core/test_laws.py
 
+# Not --quiet: it would hide warnings from --strict. NO_MKDOCS_2_WARNING silences an advertisement.
+docs: $(READY)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 readme: $(READY)
 	@$(BIN)/python docs/update_readme.py
 
@@ -44,5 +48,5 @@ clean:
 $(READY): pyproject.toml constraints.txt
 	@echo "setting up $(VENV) (once; needs a package index)" >&2
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[hf,report,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[hf,report,docs,dev]'
 	@touch $@

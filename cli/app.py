@@ -14,7 +14,6 @@ app = typer.Typer(
     name="tpplan",
     help="Plan how to split any PyTorch model over a cluster: splits, group sizes, time, memory, and why.",
     epilog="Start with:  tpplan suggest examples/llama3_8b.py --topology dgx-h100:8",
-    add_completion=False,
     pretty_exceptions_enable=False,
     **GROUP,
 )

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ..planner.errors import OptionError
+from . import complete
 
 GROUP: dict[str, Any] = {
     "no_args_is_help": True,
@@ -46,20 +47,43 @@ PASTE_HELP = "A paste of `nvidia-smi topo -m`, logs of nccl-tests; - is the stan
 DTYPE_HELP = "bf16 (default where the device has it), fp16, fp32."
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP, show_default=False)]
-TopologySpec = Annotated[str, option("--topology/-t", "T", TOPOLOGY_HELP)]
-TopologyShown = Annotated[str, typer.Argument(metavar="T", help=TOPOLOGY_HELP, show_default=False)]
+TopologySpec = Annotated[str, option("--topology/-t", "T", TOPOLOGY_HELP, autocompletion=complete.topologies)]
+TopologyShown = Annotated[
+    str,
+    typer.Argument(metavar="T", help=TOPOLOGY_HELP, show_default=False, autocompletion=complete.topologies),
+]
 Nodes = Annotated[int | None, number("--nodes", "N", "Number of nodes.")]
 GlobalBatch = Annotated[int | None, number("--global-batch", "N", BATCH_HELP)]
 SeqLen = Annotated[int | None, number("--seq-len", "N", SEQ_HELP)]
-Mode = Annotated[str | None, option("--mode", "M", "train (default).")]
-Objective = Annotated[str | None, option("--objective", "O", "throughput (default), latency, memory, cost.")]
-Sets = Annotated[list[str] | None, option("--set", "K=V,...", SET_HELP)]
-FrameworkName = Annotated[
-    str | None, option("--framework", "F", "tpplan (default), torch, megatron, deepspeed.")
+Mode = Annotated[str | None, option("--mode", "M", "train (default).", autocompletion=complete.names("mode"))]
+Objective = Annotated[
+    str | None,
+    option(
+        "--objective",
+        "O",
+        "throughput (default), latency, memory, cost.",
+        autocompletion=complete.names("objective"),
+    ),
 ]
-Dtype = Annotated[str | None, option("--dtype", "D", DTYPE_HELP)]
+Sets = Annotated[list[str] | None, option("--set", "K=V,...", SET_HELP, autocompletion=complete.sets)]
+FrameworkName = Annotated[
+    str | None,
+    option(
+        "--framework",
+        "F",
+        "tpplan (default), torch, megatron, deepspeed.",
+        autocompletion=complete.names("framework"),
+    ),
+]
+Dtype = Annotated[str | None, option("--dtype", "D", DTYPE_HELP, autocompletion=complete.names("dtype"))]
 OptimizerName = Annotated[
-    str | None, option("--optimizer", "O", "adamw (default), sgd, adagrad, adafactor, none.")
+    str | None,
+    option(
+        "--optimizer",
+        "O",
+        "adamw (default), sgd, adagrad, adafactor, none.",
+        autocompletion=complete.names("optimizer"),
+    ),
 ]
 Top = Annotated[int, number("--top", "K", "How many runner-ups to list (default 5).")]
 TimeLimit = Annotated[float | None, number("--time-limit", "S", "Seconds to search at most.", float)]
@@ -103,9 +127,20 @@ ModelOfPlan = Annotated[
     str | None, option("--model", "MODEL", "Where the model is; without it, where the plan says.")
 ]
 TopologyOfPlan = Annotated[
-    str | None, option("--topology/-t", "T", "The cluster; without it, the bundled one of the plan's name.")
+    str | None,
+    option(
+        "--topology/-t",
+        "T",
+        "The cluster; without it, the bundled one of the plan's name.",
+        autocompletion=complete.topologies,
+    ),
 ]
-Target = Annotated[str, option("--to", "X", "megatron, torchtitan, deepspeed, accelerate, hf, ...")]
+Target = Annotated[
+    str,
+    option(
+        "--to", "X", "megatron, torchtitan, deepspeed, accelerate, hf, ...", autocompletion=complete.targets
+    ),
+]
 Directory = Annotated[Path | None, option("--output/-o", "DIR", "Write the files into this directory.")]
 Ranks = Annotated[int | None, number("--ranks", "N", "Run on fewer data-parallel ranks, N in all.")]
 Debug = Annotated[bool, option("--debug", None, "Show the traceback of an internal error.")]

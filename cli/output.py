@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,12 +64,20 @@ def write_trace(plan: Plan, path: Path, *, quiet: bool) -> None:
     write_files({path.name: trace_json(timeline, plan)}, path.parent, quiet=quiet)
 
 
-def write_files(files: dict[str, str], directory: Path, *, quiet: bool) -> None:
-    """Write texts by file name into a directory, made if need be, and say so."""
+def write_figures(plan: Plan, directory: Path, *, quiet: bool) -> None:
+    """Write the main figures of a plan, as SVG and PNG."""
+    from ..planner.timeline import plan_timeline
+    from ..report.figures import draw
+
+    write_files(draw(plan, plan_timeline(plan)), directory, quiet=quiet)
+
+
+def write_files(files: Mapping[str, str | bytes], directory: Path, *, quiet: bool) -> None:
+    """Write files by name into a directory, made if need be, and say so."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        for name, text in files.items():
-            (directory / name).write_text(text, encoding="utf-8")
+        for name, content in files.items():
+            (directory / name).write_bytes(content.encode() if isinstance(content, str) else content)
     except OSError as error:
         raise OptionError(f"--output {directory}: cannot write there: {error.strerror}") from None
     if not quiet:
@@ -92,3 +101,14 @@ def check_page(path: Path | None, option: str) -> None:
 
         check_output(path, option, "report.html")
         require()
+
+
+def check_figures(directory: Path | None) -> None:
+    """The same for a directory of figures, and for what they are drawn with."""
+    if directory is None:
+        return
+    from ..report.figures import require
+
+    if directory.exists() and not directory.is_dir():
+        raise OptionError(f"--figures {directory}: is a file; give a directory")
+    require()

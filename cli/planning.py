@@ -40,11 +40,12 @@ from .options import (
 )
 from .output import answer_document, check_output, check_page, print_answer, save_plan, write_page
 from .request import cache_dir, leave, make_request, parse_sets, solve, solve_unpinned
-from .streams import console, print_json, stdout_to_stderr
+from .streams import console, print_json, progress_line, stdout_to_stderr
 
 if TYPE_CHECKING:
     from ..planner.options import Pins
     from ..planner.plan import Plan
+    from .request import Answer
 
 commands = typer.Typer()
 
@@ -91,10 +92,7 @@ def suggest(
     check_page(report, "--report")
     request = make_request(model, topology, nodes, pins=parse_sets(sets), options=options, quiet=quiet)
     answer = solve(request)
-    if output and answer.plan:
-        save_plan(answer.plan, output, quiet=quiet)
-    if report and answer.plan:
-        write_page(answer.plan, report, plan_file=output, quiet=quiet)
+    _write(answer, output, report, quiet=quiet)
     if json_:
         print_json(answer_document(answer))
     else:
@@ -108,6 +106,8 @@ def suggest(
     tpplan estimate examples/gpt3_175b.py -t dgx-a100-80:128 --set tp=8,pp=8,dp=16,zero=1
 
     tpplan estimate model.py -t dgx-h100:8 --plan plan.yaml --json
+
+    tpplan estimate model.py -t dgx-h100:8 --set tp=8,pp=1,dp=8 -o mine.yaml --report mine.html
 
     tpplan estimate model.py -t dgx-h100:8 --from-args "pretrain_gpt.py --tensor-model-parallel-size 8 ..."
 """
@@ -128,6 +128,8 @@ def estimate(
     optimizer: OptimizerName = None,
     compare: Compare = True,
     no_cache: NoCache = False,
+    output: Output = None,
+    report: Report = None,
     json_: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -138,6 +140,8 @@ def estimate(
         "global_batch": global_batch, "seq_len": seq_len, "mode": mode, "objective": objective,
         "framework": framework, "dtype": dtype, "optimizer": optimizer, "cache": not no_cache,
     }  # fmt: skip
+    check_output(output)
+    check_page(report, "--report")
     theirs, pins, job = choices_to_check(plan, sets, from_args, quiet=quiet)
     if job:
         options = job | {key: value for key, value in options.items() if value is not None}
@@ -145,6 +149,7 @@ def estimate(
     answer = solve(request)
     if theirs and answer.plan:
         _check_same_model(theirs, answer.plan, file=plan)
+    _write(answer, output, report, quiet=quiet)
     if not json_:
         print_answer(answer)
     best = solve_unpinned(request) if compare else None
@@ -168,6 +173,7 @@ def why(
     model: ModelOfPlan = None,
     topology: TopologyOfPlan = None,
     json_: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Say why a plan is not another: fix some choices, search again, and tell what that changes."""
     from ..planner.plan import Infeasible
@@ -176,9 +182,9 @@ def why(
     from ..report.terminal.pages import render_why
     from ..report.why import why_document
 
-    with stdout_to_stderr():
+    with stdout_to_stderr(), progress_line(quiet, "searching again under these choices"):
         found = ask(load(plan), parse_sets(sets), model=model, topology=topology, cache_dir=cache_dir())
-    for note in found.notes:
+    for note in () if quiet else found.notes:
         print(f"tpplan: note: {note}", file=sys.stderr)
     if json_:
         print_json(why_document(found.plan, found.pinned, found.pins))
@@ -186,6 +192,14 @@ def why(
         console().print(render_why(found.plan, found.pinned, found.pins))
     if isinstance(found.pinned, Infeasible):
         raise typer.Exit(INFEASIBLE)
+
+
+def _write(answer: Answer, output: Path | None, report: Path | None, *, quiet: bool) -> None:
+    """The plan file and the page of an answer, where they were asked for and there is a plan."""
+    if output and answer.plan:
+        save_plan(answer.plan, output, quiet=quiet)
+    if report and answer.plan:
+        write_page(answer.plan, report, plan_file=output, quiet=quiet)
 
 
 def choices_to_check(

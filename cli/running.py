@@ -30,7 +30,7 @@ from .options import (
     ScriptArguments,
 )
 from .output import write_files
-from .streams import console, print_json, stdout_to_stderr
+from .streams import console, print_json, progress_line, stdout_to_stderr
 
 commands = typer.Typer()
 
@@ -42,17 +42,24 @@ commands = typer.Typer()
 
     tpplan verify small.py plan.yaml --ranks 4 --json"""
 )
-def verify(model: Model, plan: SavedPlan, ranks: Ranks = None, json_: Json = False) -> None:
+def verify(
+    model: Model, plan: SavedPlan, ranks: Ranks = None, json_: Json = False, quiet: Quiet = False
+) -> None:
     """Run a plan on CPU ranks, in fp32: does it compute what one process does, and run what it planned?"""
     from ..planner.plan_file import load
 
     found = load(plan)
-    with stdout_to_stderr():
+    with stdout_to_stderr(), progress_line(quiet) as progress:
         from ..planner.trace.runnable import runnable
+        from ..report import words
         from ..runtime import verify as run
 
         smaller = run.reduced(found, ranks)
         with runnable(model) as file:
+            if progress:
+                progress(
+                    f"running a step on {words.plural(smaller.mesh.devices, 'CPU rank')} and on one process"
+                )
             batch = file.inputs(run.samples(smaller), found.job.seq_len)
             verdict = run.verify(file.build(), batch, smaller, loss=file.loss, planned=found)
     if json_:

@@ -9,6 +9,7 @@ import typer
 from .options import (
     Directory,
     Dtype,
+    Figures,
     Json,
     Model,
     NoCache,
@@ -22,7 +23,15 @@ from .options import (
     Target,
     Trace,
 )
-from .output import check_output, check_page, write_files, write_page, write_trace
+from .output import (
+    check_figures,
+    check_output,
+    check_page,
+    write_figures,
+    write_files,
+    write_page,
+    write_trace,
+)
 from .request import cache_dir
 from .streams import console, print_json, progress_line, stdout_to_stderr
 
@@ -73,21 +82,38 @@ def trace(
 
     tpplan report plan.yaml
 
-    tpplan report plan.yaml -o report.html --trace trace.json"""
+    tpplan report plan.yaml -o report.html --trace trace.json
+
+    tpplan report plan.yaml --figures figures
+
+    tpplan report plan.yaml --json"""
 )
-def report(plan: SavedPlan, output: Page = None, trace: Trace = None, quiet: Quiet = False) -> None:
-    """Show a plan: in the terminal, as one HTML page, or as a timeline for Perfetto."""
+def report(
+    plan: SavedPlan,
+    output: Page = None,
+    figures: Figures = None,
+    trace: Trace = None,
+    json_: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Show a plan: in the terminal, as one HTML page, as figures, or as a timeline for Perfetto."""
     from ..planner.plan_file import load
+    from ..report.json_view import plan_document
     from ..report.terminal import print_report
 
     check_page(output, "--output")
+    check_figures(figures)
     check_output(trace, "--trace")
     found = load(plan)
     if output:
         write_page(found, output, plan_file=plan, quiet=quiet)
+    if figures:
+        write_figures(found, figures, quiet=quiet)
     if trace:
         write_trace(found, trace, quiet=quiet)
-    if not output and not trace:
+    if json_:
+        print_json(plan_document(found, wall_s=None))
+    elif not (output or figures or trace):
         print_report(found, console())
 
 

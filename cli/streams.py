@@ -28,14 +28,14 @@ def stdout_to_stderr() -> Iterator[None]:
 
 
 @contextmanager
-def progress_line(quiet: bool) -> Iterator[Callable[[str], None] | None]:
-    """A line on stderr that says what is being done, if someone is there to read it."""
+def progress_line(quiet: bool, first: str = "loading the model") -> Iterator[Callable[[str], None] | None]:
+    """A line on stderr that says what is being done, `first` at first, if someone is there to read it."""
     if quiet or not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console
 
-    with Console(stderr=True).status("loading the model") as status:
+    with Console(stderr=True).status(first) as status:
         yield status.update
 
 

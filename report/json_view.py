@@ -14,8 +14,8 @@ from typing import Any
 from ..planner.plan import Alternative, Infeasible, Plan
 
 
-def plan_document(plan: Plan, *, wall_s: float) -> dict[str, Any]:
-    """The document of a plan that took `wall_s` seconds to find or to estimate."""
+def plan_document(plan: Plan, *, wall_s: float | None) -> dict[str, Any]:
+    """The document of a plan that took `wall_s` seconds to find or to estimate; None: read from a file."""
     return _plain(
         {
             "version": plan.version,
