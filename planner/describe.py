@@ -21,8 +21,8 @@ def splits_in_words(graph: Graph, splits: Splits) -> tuple[Split, ...]:
     """One line per op that says something: products, attention, lookups, norms, the loss."""
     return tuple(
         split
-        for solution in (splits.ep, splits.tp)
-        if solution.degree > 1
+        for solution in (splits.cp, splits.ep, splits.tp)
+        if solution is not None and solution.degree > 1
         for block in graph.blocks.values()
         for i, op in enumerate(block.ops)
         if (split := _split(graph, block, (block.name, i), op, solution)) is not None

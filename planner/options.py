@@ -30,8 +30,8 @@ fit, the cheapest tokens."""
 DTYPES = ("bf16", "fp16", "fp32")
 """Data types of parameters and activations, the preferred first."""
 ZERO_STAGES = (0, 1, 2, 3)
-LATER_AXES = ("cp",)
-"""Mesh axes whose collectives are not priced yet: they cannot be larger than one."""
+CONTEXT = "cp"
+"""Never proposed as a way to use up devices: few models can be split so."""
 WORD_PINS = {"recompute": tuple(map(str, Recompute)), "schedule": tuple(map(str, Schedule))}
 """Pins whose values are words, and which."""
 PIN_KEYS = (*AXES, "zero", "shard_group", "micro_batch", "recompute", "schedule", "virtual_stages")
@@ -225,8 +225,6 @@ def _pin_value(key: str, value: object) -> int | str:
             raise OptionError(f"zero={value}: allowed: {', '.join(map(str, ZERO_STAGES))}")
     elif not _is_int(number) or number < 1:  # type: ignore[operator]
         raise OptionError(f"{key}={value}: expected a whole number, at least 1")
-    elif key in LATER_AXES and number > 1:  # type: ignore[operator]
-        raise OptionError(f"{key}={value} is not available in this version; available: {key}=1")
     return number  # type: ignore[return-value]
 
 
@@ -243,7 +241,7 @@ def _check_product(sizes: Mapping[str, int], *, devices: int, complete: bool, cl
         return
     plural = "" if product == 1 else "s"
     total = f"{_spell(sizes)} makes {product} device{plural}, {cluster} has {devices}"
-    movable = {axis: size for axis, size in sizes.items() if axis not in LATER_AXES}
+    movable = {axis: size for axis, size in sizes.items() if axis != CONTEXT}
     fixes = list(_single_fixes(movable, devices=devices, complete=complete))
     if not fixes:
         fixes = [_spell(_nearest_sizes(movable, devices=devices, complete=complete))]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..topologies import load
+from .context import check_context, context_sizes
 from .coverage import check_covered, in_words, uncovered
 from .describe import (
     layer_lists,
@@ -204,6 +205,7 @@ def plan_graph(
         layers=max(problem.layers, 1),
         cluster=topology.name,
     )
+    check_context(graph, int(checked.get("cp", 1)), job.framework)
     tp = checked.get("tp")
     if isinstance(tp, int) and tp not in problem.tp_sizes:
         check_tensor_size(graph, tp, problem.tp_sizes)
@@ -253,6 +255,7 @@ def search_problem(graph: Graph, topology: Topology, job: Job) -> SearchProblem:
         tokens_per_sample=job.seq_len,
         tp_sizes=tensor_sizes(graph, topology.devices),
         ep_sizes=expert_sizes(graph, topology.devices),
+        cp_sizes=context_sizes(graph, devices=topology.devices, framework=job.framework),
     )
 
 

@@ -351,7 +351,11 @@ class _Block:
     def _gathered_again(self) -> list[Reshard]:
         """All-gathers repeated in backward where only the shard is kept."""
         gathered = self._gathered_reads()
-        again: dict[int, Reshard] = {}
+        again: dict[int, Reshard] = {
+            id(reshard): reshard
+            for (i, _), reshard in gathered.items()
+            if reshard.axis == "cp" and self.block.ops[i].family == "attention"
+        }
         for i, op in enumerate(self.block.ops):
             for saved in op.saved:
                 if saved.operand is not None and (i, saved.operand) in gathered:

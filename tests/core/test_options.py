@@ -128,7 +128,6 @@ BAD_SETS = [
     ("zero=one", "zero=one"),
     ("recompute=ful", "recompute=ful; did you mean 'full'?; allowed: none, selective, full"),
     ("micro_batch=0", "micro_batch=0"),
-    ("cp=2", "cp=2 is not available in this version; available: cp=1"),
     ("schedule=2f2b", "allowed: gpipe, 1f1b, interleaved, zb-h1, zbv"),
 ]
 

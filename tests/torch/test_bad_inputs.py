@@ -163,7 +163,7 @@ BAD = [
     option("--set tp8", "tp8", "key=value"),
     option("--set tp=8,tp=4", "tp", "twice"),
     option("--set tp=8 --set tp=4", "tp", "twice"),
-    option("--set cp=2", "cp=2", "not available in this version"),
+    option("--set cp=2", "cp=2", "no token ids", "available: cp=1"),
     option("--set zero=5", "zero=5", "3"),
     option("--set recompute=some", "recompute=some", "selective"),
     option("--set schedule=2f2b", "schedule=2f2b", "1f1b"),
