@@ -7,6 +7,7 @@ runs `torch.export`, `read` turns its graph into ours, `saved` finds what autogr
 from __future__ import annotations
 
 import contextlib
+import itertools
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,9 @@ from ..errors import ModelError, TraceError
 from ..graph import Node, Repeat, TracedGraph, Value
 from ..graph_cache import DEFAULT_SEQ_LEN, TraceOptions, content_hash, find_source, split_factory
 from .export import LossFunction, WithLoss, export
-from .huggingface import from_config
+from .huggingface import from_config, listen_to_layers
 from .read import Program, flatten, read
-from .repeats import Cut, differing_layers, find_cuts, observed_repeats
+from .repeats import Cut, differing_layers, find_cuts, idle_layers, observed_repeats
 from .saved import with_saved_tensors
 from .source import (
     Loaded,
@@ -124,37 +125,52 @@ def _graph(traced: _Traced, source: str, options: TraceOptions) -> TracedGraph:
 
 def _trace(loaded: Loaded, *, training: bool) -> _Traced:
     """Trace with the repeats cut down as far as the model bears it."""
-    cuts = list(find_cuts(loaded.module))
-    reason = None
-    for attempt in dict.fromkeys((tuple(cuts), tuple(cuts[:1]))):
+    listen_to_layers(loaded.module)
+    cuts = tuple(find_cuts(loaded.module))
+    attempts = tuple(dict.fromkeys((cuts, *_one_tower(cuts), ())))
+    reason = ""
+    for strict, attempt in itertools.product((False, True), attempts):
         try:
-            return _trace_cut(loaded, attempt, training=training)
+            traced = _trace_cut(loaded, attempt, training=training, strict=strict)
         except TraceError as error:
             reason = reason or str(error)
-            if not attempt:
-                raise
-    traced = _trace_cut(loaded, (), training=training)
-    repeats = observed_repeats(traced.values, traced.nodes)
+            continue
+        return _traced_whole(traced, reason) if cuts and not attempt else traced
+    raise TraceError(reason)
+
+
+def _traced_whole(traced: _Traced, reason: str) -> _Traced:
+    """The repeats that show in the graph, and a word about why none was left out."""
     warning = f"all layers were traced one by one: {reason}"
+    repeats = observed_repeats(traced.values, traced.nodes)
     return replace(traced, repeats=repeats, warnings=(*traced.warnings, warning))
 
 
-def _trace_cut(loaded: Loaded, cuts: tuple[Cut, ...], *, training: bool) -> _Traced:
+def _one_tower(cuts: tuple[Cut, ...]) -> tuple[tuple[Cut, ...], ...]:
+    """Of two towers, one may bear being cut where the other does not; the later is the larger as a rule."""
+    return (cuts[1:], cuts[:1]) if len(cuts) == 2 else ()
+
+
+def _trace_cut(loaded: Loaded, cuts: tuple[Cut, ...], *, training: bool, strict: bool) -> _Traced:
     """Trace with some lists of layers cut; an error if the cut changed what the layers do."""
     parameters = list(loaded.module.parameters())
     wrapped = WithLoss(loaded.module, loaded.loss if training else None).train(training)
     for cut in cuts:
         cut.apply()
     try:
-        program = flatten(export(wrapped, loaded.args, loaded.kwargs))
+        program = flatten(export(wrapped, loaded.args, loaded.kwargs, strict=strict))
     finally:
         for cut in cuts:
             cut.undo()
     traced = _read(loaded.name, program, parameters, training=training)
     repeats = tuple(cut.repeat for cut in cuts)
-    different = differing_layers(repeats, traced.values, traced.nodes)
-    if different:
-        raise TraceError(different)
+    fault = differing_layers(repeats, traced.values, traced.nodes) or idle_layers(
+        loaded.module, repeats, traced.nodes
+    )
+    if fault:
+        raise TraceError(fault)
+    if cuts:
+        repeats += observed_repeats(traced.values, traced.nodes, known=repeats)
     return replace(traced, repeats=repeats, seq_len=loaded.seq_len)
 
 

@@ -57,26 +57,19 @@ def default_loss(outputs: Any, inputs: Any) -> torch.Tensor:
     return first if first.dim() == 0 else first.mean(dtype=torch.float32)
 
 
-def export(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> torch.export.ExportedProgram:
-    """Run `torch.export`, first non-strict, then through bytecode analysis.
+def export(
+    module: nn.Module, args: tuple, kwargs: dict[str, Any], *, strict: bool = False
+) -> torch.export.ExportedProgram:
+    """Run `torch.export`; `strict` goes through bytecode analysis, which is slow and bears other models.
 
     Raises:
-        TraceError: neither way works; the message holds the first reason and its line.
+        TraceError: it does not work; the message holds the reason and its line.
     """
     try:
-        return _quiet_export(module, args, kwargs, strict=False)
-    except Exception as first:
-        try:
-            return _quiet_export(module, args, kwargs, strict=True)
-        except Exception:
-            raise TraceError(f"the model cannot be traced: {describe(first)}") from None
-
-
-def _quiet_export(
-    module: nn.Module, args: tuple, kwargs: dict[str, Any], *, strict: bool
-) -> torch.export.ExportedProgram:
-    with silence():
-        return torch.export.export(module, args, kwargs, strict=strict)
+        with silence():
+            return torch.export.export(module, args, kwargs, strict=strict)
+    except Exception as error:
+        raise TraceError(f"the model cannot be traced: {describe(error)}") from None
 
 
 @contextlib.contextmanager

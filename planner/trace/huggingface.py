@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import inspect
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from ..errors import ModelError, did_you_mean
 from ..graph_cache import DEFAULT_SEQ_LEN, LONGEST_DEFAULT_SEQ_LEN, TraceOptions
@@ -25,6 +27,7 @@ AUTO_MAPPINGS = (
     "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING",
     "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING",
     "MODEL_FOR_MASKED_LM_MAPPING",
+    "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING",
     "MODEL_FOR_CAUSAL_LM_MAPPING",
     "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING",
     "MODEL_MAPPING",
@@ -34,6 +37,8 @@ LENGTHS = ("max_position_embeddings", "max_target_positions", "n_positions", "ma
 """Where configurations say how long a sequence may be."""
 POSITIONS_AFTER_PADDING = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer")
 """Kinds whose positions are counted from the padding token's id: they have so many fewer."""
+WITH_ONE_IMAGE = ("llava", "vipllava", "paligemma", "gemma3")
+"""Kinds whose example may hold one image of the vision tower's own size, as pixels."""
 AUDIO_FRAMES = 3000
 """Mel frames of one example for speech models: 30 s at 10 ms a frame."""
 
@@ -147,6 +152,18 @@ def _use_causal_flag(model: Any) -> None:
         model.set_attn_implementation(ATTENTION)
 
 
+def listen_to_layers(module: nn.Module) -> None:
+    """Let transformers hook its layers now: it does so once, on first use, when some may be cut away."""
+    capturing = sys.modules.get("transformers.utils.output_capturing")
+    install = getattr(capturing, "maybe_install_capturing_hooks", None)
+    if install is None:
+        return
+    base = sys.modules["transformers.modeling_utils"].PreTrainedModel
+    for part in module.modules():
+        if isinstance(part, base):
+            install(part)
+
+
 def _inputs(model: Any, batch: int, seq_len: int) -> dict[str, torch.Tensor]:
     """A batch without padding, with labels where the model takes them."""
     main, config = model.main_input_name, model.config
@@ -161,12 +178,22 @@ def _inputs(model: Any, batch: int, seq_len: int) -> dict[str, torch.Tensor]:
     else:
         raise ModelError(_write_a_file(model))
     accepted = inspect.signature(model.forward).parameters
+    if main == "input_ids" and "pixel_values" in accepted:
+        inputs["pixel_values"] = _image(model, batch)
     if "labels" in accepted:
         per_example = type(model).__name__.endswith(("SequenceClassification", "ImageClassification"))
         inputs["labels"] = torch.zeros((batch,) if per_example else (batch, seq_len), dtype=torch.long)
     if "decoder_input_ids" in accepted and "labels" not in accepted:
         inputs["decoder_input_ids"] = torch.zeros(batch, seq_len, dtype=torch.long)
     return {name: value for name, value in inputs.items() if name in accepted}
+
+
+def _image(model: Any, batch: int) -> torch.Tensor:
+    """One image a sample, so that the vision tower is planned too."""
+    if model.config.model_type not in WITH_ONE_IMAGE:
+        raise ModelError(_write_a_file(model))
+    vision = model.config.vision_config
+    return torch.zeros(batch, vision.num_channels, *_pair(vision.image_size))
 
 
 def _write_a_file(model: Any) -> str:

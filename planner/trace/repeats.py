@@ -138,8 +138,29 @@ def differing_layers(
     return None
 
 
-def observed_repeats(values: dict[str, Value], nodes: tuple[Node, ...]) -> tuple[Repeat, ...]:
-    """The outermost lists of a graph traced whole whose layers ran the same ops on the same shapes."""
+def idle_layers(model: nn.Module, cut: tuple[Repeat, ...], nodes: tuple[Node, ...]) -> str | None:
+    """A sentence if cutting some lists left layers of others out (they are run in step), else None."""
+    traced = {repeat.path: repeat.traced for repeat in cut}
+    ran = {f"{node.module}." for node in nodes}
+    for path, container in model.named_modules():
+        if not cut or not isinstance(container, nn.ModuleList):
+            continue
+        children = list(container.named_children())[: traced.get(path)]
+        layers = [name for name, child in children if any(True for _ in child.parameters())]
+        idle = [name for name in layers if not any(place.startswith(f"{path}.{name}.") for place in ran)]
+        if 0 < len(idle) < len(layers):
+            others = " and ".join(other for other in traced if other != path)
+            return f"{path}.{idle[0]} does not run when fewer layers of {others} are traced"
+    return None
+
+
+def observed_repeats(
+    values: dict[str, Value], nodes: tuple[Node, ...], *, known: tuple[Repeat, ...] = ()
+) -> tuple[Repeat, ...]:
+    """The outermost lists that were traced whole and whose layers ran the same ops on the same shapes.
+
+    `known` lists were cut: neither they nor what is inside their layers is looked at.
+    """
     lengths: dict[str, int] = {}
     for node in nodes:
         parts = node.module.split(".")
@@ -149,7 +170,7 @@ def observed_repeats(values: dict[str, Value], nodes: tuple[Node, ...]) -> tuple
                 lengths[path] = max(lengths.get(path, 0), int(part) + 1)
     found: list[Repeat] = []
     for path, length in sorted(lengths.items(), key=lambda item: item[0].count(".")):
-        inside_another = any(path.startswith(f"{repeat.path}.") for repeat in found)
+        inside_another = any(f"{path}.".startswith(f"{repeat.path}.") for repeat in (*known, *found))
         runs = _runs(path, length, values, nodes)
         classes = tuple(next(i for i, other in enumerate(runs) if run.equals(other)) for run in runs)
         if not inside_another and max(Counter(classes).values()) >= LEAST_EQUAL:

@@ -182,6 +182,23 @@ ENCODERS = (
 )  # fmt: skip
 
 
+def _llava(text_layers: int, vision_layers: int) -> dict[str, Any]:
+    """LLaVA 1.5 7B: the projector reads the vision tower's last but one layer."""
+    return {
+        "text_config": {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32,
+                        "intermediate_size": 11008, "vocab_size": 32064, "num_hidden_layers": text_layers},
+        "vision_config": {"model_type": "clip_vision_model", "hidden_size": 1024, "num_attention_heads": 16,
+                          "intermediate_size": 4096, "patch_size": 14, "image_size": 336,
+                          "num_hidden_layers": vision_layers},
+    }  # fmt: skip
+
+
+TWO_TOWERS = (
+    _hf("LLaVA 1.5 7B", "llava", image_token_index=32000, vision_feature_layer=-2, classes=2, seq_len=2048,
+        full=_llava(32, 24), **_llava(4, 4)),
+)  # fmt: skip
+
+
 def _clip(text_layers: int = 4, vision_layers: int = 4) -> nn.Module:
     import transformers
 
@@ -306,7 +323,48 @@ def _two_tower_inputs(batch: int, seq: int) -> dict[str, torch.Tensor]:
     return {"user": torch.zeros(batch, dtype=torch.long), "item": torch.zeros(batch, dtype=torch.long)}
 
 
+class Adapted(nn.Module):
+    """A frozen linear layer with a trainable product of low rank beside it."""
+
+    def __init__(self, base: nn.Linear, rank: int, alpha: float) -> None:
+        super().__init__()
+        self.base, self.scale = base.requires_grad_(False), alpha / rank
+        self.down = nn.Linear(base.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, base.out_features, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Like the layer, plus what was learnt."""
+        return self.base(x) + self.scale * self.up(self.down(x))
+
+
+def adapt(model: nn.Module, names: tuple[str, ...], rank: int = 16, alpha: float = 32.0) -> nn.Module:
+    """Freeze a model and put adapters beside the linear layers of those names."""
+    model.requires_grad_(False)
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if name in names and isinstance(child, nn.Linear):
+                setattr(parent, name, Adapted(child, rank, alpha))
+    return model
+
+
+def _lora(layers: int = 4) -> nn.Module:
+    import transformers
+
+    config = transformers.LlamaConfig(
+        hidden_size=4096, num_attention_heads=32, num_key_value_heads=8, intermediate_size=14336,
+        vocab_size=128256, num_hidden_layers=layers, use_cache=False,
+    )  # fmt: skip
+    return adapt(transformers.LlamaForCausalLM(config), ("q_proj", "k_proj", "v_proj", "o_proj"))
+
+
+def _lora_inputs(batch: int, seq: int) -> dict[str, torch.Tensor]:
+    tokens = torch.zeros(batch, seq, dtype=torch.long)
+    return {"input_ids": tokens, "labels": tokens}
+
+
 PLAIN = (
+    Family(name="Llama 3 8B, LoRA", classes=1, decoder_only=True, build=_lora, inputs=_lora_inputs,
+           package="transformers", full={"layers": 32}),
     Family(name="CLIP large", classes=2, build=_clip, inputs=_clip_inputs, package="transformers",
            full={"text_layers": 12, "vision_layers": 24}),
     Family(name="MLP", classes=1, build=Perceptron, inputs=_image_inputs(28, 1), full={"layers": 24}),
@@ -462,4 +520,6 @@ DIFFUSION = (
            full={"num_layers": 24}),
 )  # fmt: skip
 
-FAMILIES = {family.name: family for family in (*LANGUAGE, *ENCODERS, *PLAIN, *VISION, *DIFFUSION)}
+FAMILIES = {
+    family.name: family for family in (*LANGUAGE, *ENCODERS, *TWO_TOWERS, *PLAIN, *VISION, *DIFFUSION)
+}

@@ -295,6 +295,28 @@ def test_a_model_that_needs_all_its_layers_is_traced_whole():
     assert "traced one by one: the model cannot be traced" in graph.warnings[0]
 
 
+def test_lists_that_run_in_step_are_not_cut_apart():
+    """Cut to its first two, one list would leave the other's later layers out."""
+
+    class Zipped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.even = nn.ModuleList(Layer(swish=i % 2 == 1) for i in range(6))
+            self.uneven = nn.ModuleList(
+                Layer() if i == 2 else nn.Linear(WIDTH, WIDTH, bias=i % 2 == 1) for i in range(6)
+            )
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for first, second in zip(self.even, self.uneven, strict=False):
+                x = second(first(x))
+            return x
+
+    graph = trace(Zipped())
+    assert targets(graph).count("aten.linear.default") == 2 * 6
+    fault = "uneven.2 does not run when fewer layers of even are traced"
+    assert graph.warnings == (f"all layers were traced one by one: {fault}",)
+
+
 def test_sequentials_are_cut_too():
     graph = trace(nn.Sequential(*(Layer() for _ in range(5))))
     assert [(repeat.traced, len(repeat.classes)) for repeat in graph.repeats] == [(2, 5)]

@@ -44,6 +44,31 @@ CONFIGS: dict[str, tuple[dict[str, Any], list[tuple[str, int, tuple[int, ...]]]]
     ),
 }  # fmt: skip
 
+TEXT = SMALL | LAYERS | {"vocab_size": 100}
+VISION = {
+    "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64, "num_hidden_layers": 4,
+    "patch_size": 14, "image_size": 56,
+}  # fmt: skip
+WITH_IMAGES: dict[str, tuple[dict[str, Any], dict[str, tuple[int, ...]]]] = {
+    "llava": (
+        {
+            "text_config": TEXT | {"model_type": "llama"},
+            "vision_config": VISION | {"model_type": "clip_vision_model"},
+            "image_token_index": 99,
+        },
+        {"language_model": (0,) * 6, "vision_tower.encoder": (0,) * 4},
+    ),
+    "gemma3": (
+        {
+            "text_config": TEXT | {"model_type": "gemma3_text"},
+            "vision_config": VISION | {"model_type": "siglip_vision_model"},
+            "image_token_index": 99,
+            "mm_tokens_per_image": 4,
+        },
+        {"language_model": (0, 0, 0, 0, 0, 5), "vision_tower.encoder": (0,) * 4},
+    ),
+}
+
 pytest.importorskip("transformers")
 
 
@@ -69,6 +94,24 @@ def test_families_are_traced_and_cut(tmp_path: Path, case: str, capfd: pytest.Ca
     assert graph.nodes[-1].target in ("aten.cross_entropy_loss.default", "aten.mean.default")
     assert graph.name == tmp_path.name
     assert capfd.readouterr().out == ""
+
+
+@pytest.mark.parametrize("kind", WITH_IMAGES)
+def test_both_towers_of_a_model_with_images_are_traced(tmp_path: Path, kind: str):
+    config, layers = WITH_IMAGES[kind]
+    graph = trace(tmp_path, config | {"model_type": kind}, seq_len=32)
+    assert graph.warnings == ()
+    assert {repeat.path: repeat.classes for repeat in graph.repeats} == {
+        f"model.{tower}.layers": classes for tower, classes in layers.items()
+    }
+    assert {graph.values[name].shape for name in graph.inputs} == {(2, 32), (2, 3, 56, 56)}
+
+
+def test_images_in_an_unknown_form_are_not_left_out_of_the_plan(tmp_path: Path):
+    vision = {"depth": 2, "embed_dim": 32, "num_heads": 4, "hidden_size": 32}
+    config = {"model_type": "qwen2_vl", "text_config": TEXT, "vision_config": vision}
+    with pytest.raises(ModelError, match="no example batch is known for Qwen2VLForConditionalGeneration"):
+        trace(tmp_path, config)
 
 
 def test_causal_attention_needs_no_mask(tmp_path: Path):
