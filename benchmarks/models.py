@@ -30,7 +30,7 @@ from tpplan.planner.fold import build
 from tpplan.planner.graph import Graph
 from tpplan.planner.options import job_from_options
 from tpplan.planner.plan import Infeasible
-from tpplan.planner.suggest import plan_graph
+from tpplan.planner.planning import plan_graph
 from tpplan.planner.trace import trace_source
 from tpplan.report import words
 from tpplan.topologies import load

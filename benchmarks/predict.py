@@ -18,6 +18,7 @@ from tpplan.planner.estimate.step import Setting, spans
 from tpplan.planner.fold import build
 from tpplan.planner.graph import Graph
 from tpplan.planner.mesh import Mesh
+from tpplan.planner.planning import search_problem
 from tpplan.planner.problem import Candidate, Priced, Pricing
 from tpplan.planner.profile import Framework, Job
 from tpplan.planner.solve.brackets import StagePlan, read_cuts
@@ -26,7 +27,6 @@ from tpplan.planner.solve.intervals import Intervals, StageProblem
 from tpplan.planner.solve.intra_op import Prices, intra_op
 from tpplan.planner.solve.price import price
 from tpplan.planner.solve.stages import shortest
-from tpplan.planner.suggest import search_problem
 from tpplan.planner.topology import Topology
 
 from .row_models import Dims

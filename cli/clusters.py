@@ -57,13 +57,17 @@ def topology_list(json_: Json = False) -> None:
 @topologies.command("show", epilog="Example:  tpplan topology show dgx-h100:4")
 def topology_show(topology: TopologyShown, nodes: Nodes = None, json_: Json = False) -> None:
     """Draw a cluster: its levels, its links, its device, and where each number comes from."""
+    from ..planner.topology import MixedTopology
     from ..report.hardware import document, render
 
     cluster = load_topology(topology, nodes)
+    parts = cluster.parts if isinstance(cluster, MixedTopology) else (cluster,)
     if json_:
-        print_json(document(cluster))
+        documents = [document(part) for part in parts]
+        print_json(documents[0] if len(documents) == 1 else {"name": cluster.name, "kinds": documents})
     else:
-        console().print(render(cluster))
+        for part in parts:
+            console().print(render(part))
 
 
 @topologies.command(

@@ -16,7 +16,7 @@ from .streams import progress_line, stdout_to_stderr
 if TYPE_CHECKING:
     from ..planner.options import Pins
     from ..planner.plan import Infeasible, Plan
-    from ..planner.topology import Topology
+    from ..planner.topology import Cluster
 
 COMPARE_LIMIT_S = 10.0
 """Longest search, seconds, for the plan that `estimate` compares yours with."""
@@ -27,7 +27,7 @@ class Request:
     """What `suggest` or `estimate` was asked, each option checked."""
 
     model: str
-    topology: Topology
+    topology: Cluster
     options: dict[str, Any]
     """Keyword arguments of `planner.suggest.suggest` that the user gave."""
     pins: Pins
@@ -48,7 +48,8 @@ def make_request(
     model: str, spec: str, nodes: int | None, *, pins: Pins, options: dict[str, Any], quiet: bool
 ) -> Request:
     """Everything that can be checked without the model is checked here, before the model is loaded."""
-    from ..planner.options import check_names, check_pins, check_sizes, choose_dtype
+    from ..planner.options import check_names, check_pins, check_sizes, common_dtype
+    from ..planner.topology import Topology
 
     given = {key: value for key, value in options.items() if value is not None}
     words = ("mode", "objective", "dtype", "optimizer", "framework")
@@ -56,23 +57,24 @@ def make_request(
     sizes = ("global_batch", "seq_len", "top", "time_limit_s")
     check_sizes(**{key: given[key] for key in sizes if key in given})
     topology = load_topology(spec, nodes)
-    check_pins(
-        pins,
-        devices=topology.devices,
-        global_batch=given.get("global_batch"),
-        cluster=spec if nodes is None else f"{spec} with {nodes} nodes",
-    )
-    given["dtype"] = choose_dtype(given.get("dtype"), topology.device)
+    if isinstance(topology, Topology):
+        check_pins(
+            pins,
+            devices=topology.devices,
+            global_batch=given.get("global_batch"),
+            cluster=spec if nodes is None else f"{spec} with {nodes} nodes",
+        )
+    given["dtype"] = common_dtype(given.get("dtype"), topology)
     return Request(model=model, topology=topology, options=given, pins=pins, quiet=quiet)
 
 
-def load_topology(spec: str, nodes: int | None) -> Topology:
+def load_topology(spec: str, nodes: int | None) -> Cluster:
     """The cluster of `--topology` and `--nodes`."""
     from ..planner.options import check_sizes
-    from ..topologies.load import load
+    from ..topologies.mixed import load_cluster
 
     check_sizes(nodes=nodes)
-    return load(spec, nodes=nodes)
+    return load_cluster(spec, nodes=nodes)
 
 
 def parse_sets(texts: list[str] | None) -> Pins:

@@ -20,7 +20,7 @@ from .mesh import AXES
 from .plan import Plan
 from .profile import OPTIMIZERS, Job
 from .schedule import Schedule
-from .topology import Device
+from .topology import Cluster, Device, Topology
 
 MODES = ("train",)
 LATER_MODES = ("serve",)
@@ -133,6 +133,22 @@ def check_sizes(
     _whole("nodes", nodes, unit="nodes")
     _whole("top", top, unit="plans to list")
     if time_limit_s is not None and not time_limit_s > 0:
+def common_dtype(dtype: str | None, cluster: Cluster) -> str:
+    """`choose_dtype` for a cluster: one that all its kinds of devices compute in."""
+    if isinstance(cluster, Topology):
+        return choose_dtype(dtype, cluster.device)
+    devices = [part.device for part in cluster.parts]
+    if dtype is None:
+        shared = [name for name in DTYPES if all(name in device.peak_flops for device in devices)]
+        dtype = shared[0] if shared else None
+    return {choose_dtype(dtype, device) for device in devices}.pop()
+
+
+def dtypes_of(mode: str) -> tuple[str, ...]:
+    """Data types that a mode can have."""
+    return SERVE_DTYPES if mode == "serve" else DTYPES
+
+
         raise OptionError(f"time limit {time_limit_s:g}: expected a number of seconds above 0, e.g. 30")
 
 
@@ -188,7 +204,7 @@ def check_pins(
     When pp, dp and tp are all given, cp and ep are 1 unless given too, and the product must be the
     device count; else it must divide it. Facts left None are not checked. Raises `OptionError`.
     """
-    checked = {key: _pin_value(key, value) for key, value in (pins or {}).items()}
+    checked = pin_values(pins)
     sizes = {axis: int(size) for axis, size in checked.items() if axis in AXES}
     complete = {"pp", "dp", "tp"} <= sizes.keys()
     _check_product(sizes, devices=devices, complete=complete, cluster=cluster)
@@ -233,6 +249,11 @@ def _pin_word(key: str, value: str) -> str:
     if value not in allowed:
         raise OptionError(f"{key}={value}{did_you_mean(value, allowed)}; allowed: {', '.join(allowed)}")
     return value
+
+
+def pin_values(pins: Mapping[str, int | str] | None) -> Pins:
+    """Pins, each with a value that its key can have; raises `OptionError` for others."""
+    return {key: _pin_value(key, value) for key, value in (pins or {}).items()}
 
 
 def _check_product(sizes: Mapping[str, int], *, devices: int, complete: bool, cluster: str) -> None:

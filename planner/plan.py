@@ -44,6 +44,20 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterPart:
+    """One kind of nodes of a cluster that has several."""
+
+    topology: str
+    device: str
+    nodes: int
+    devices_per_node: int
+    device_memory_bytes: int
+    price_per_device_hour: float | None = None
+    used_devices: int = 0
+    """How many of its devices the plan puts to work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterInfo:
     """Which hardware the plan is for."""
 
@@ -57,6 +71,9 @@ class ClusterInfo:
     price_per_device_hour: float | None = None
     links: tuple[Link, ...] = ()
     """Innermost first; empty when the planner did not say."""
+    parts: tuple[ClusterPart, ...] = ()
+    """Its kinds of nodes, where there are several; the fields above then tell of the smallest memory, of all
+    devices together and of the link between kinds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +107,10 @@ class Stage:
     """Upper band: what must fit the device."""
     chunk_layers: tuple[int, ...] = ()
     """Repeated layers of each of its virtual stages; empty when there is only one."""
+    device: str = ""
+    """Name of the device it runs on, where the cluster has several kinds."""
+    device_memory_bytes: int | None = None
+    """What that device holds; None where all devices are alike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,6 +330,9 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+    microbatches_per_part: tuple[int, ...] = ()
+    """Microbatches of a data-parallel rank on each kind of nodes, where the kinds have shares of their own;
+    ranks are numbered kind by kind, in the order of `cluster.parts`."""
 class Infeasible:
     """Nothing fits, with the binding limit and the nearest change that would."""
 

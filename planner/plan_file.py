@@ -91,9 +91,12 @@ def _check_version(document: dict[Any, Any], place: Place) -> None:
 
 
 def _check_devices(plan: Plan, place: Place) -> None:
-    if plan.mesh.devices != plan.cluster.devices:
+    used, where = plan.cluster.devices, "cluster.devices"
+    if plan.cluster.parts:
+        used, where = sum(part.used_devices for part in plan.cluster.parts), "the parts' used_devices"
+    if plan.mesh.devices != used:
         place.field("mesh").fail(
-            f"expected sizes whose product is cluster.devices ({plan.cluster.devices}), "
+            f"expected sizes whose product is {where} ({used}), "
             f"found {plan.mesh} ({plan.mesh.devices} devices)"
         )
 

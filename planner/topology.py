@@ -166,6 +166,36 @@ def _most_units(*, size: int, stride: int, unit: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MixedTopology:
+    """Several kinds of nodes in one cluster: each kind a `Topology` of its own, and the link that joins them.
+
+    Nothing here is a sum or a mean over kinds but the number of devices: what a device holds and how fast it
+    is are asked of the kind it belongs to.
+    """
+
+    name: str
+    parts: tuple[Topology, ...]
+    """One for each kind, in the order of ranks."""
+    link: Level
+    """Between nodes of different kinds; its size is the number of kinds."""
+    description: str = ""
+
+    @property
+    def devices(self) -> int:
+        """Devices of all kinds together."""
+        return sum(part.devices for part in self.parts)
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of all kinds together."""
+        return sum(part.nodes for part in self.parts)
+
+
+Cluster = Topology | MixedTopology
+"""What may be planned for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TopologySummary:
     """One line of the list of bundled topologies."""
 

@@ -12,13 +12,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..topologies import load, topology_hash
+from ..topologies import topology_hash
+from ..topologies.mixed import load_cluster
 from .errors import OptionError, PlanError
 from .graph import Graph
+from .mixed import plan_cluster
 from .options import DEFAULT_SEQ_LEN, pins_of
 from .plan import Infeasible, Plan
-from .suggest import load_graph, plan_graph
-from .topology import Topology
+from .suggest import load_graph
+from .topology import Cluster
 
 CHANGED_SHARE = 0.01
 """A plan priced anew whose step differs by more than this was made by other cost models."""
@@ -66,18 +68,19 @@ def why(
         cache_dir=cache_dir,
     )
     _check_model(plan, graph)
-    ours = plan_graph(graph, cluster, plan.job, pins=pins_of(plan), source=plan.model.source, top=0)
-    pinned = plan_graph(graph, cluster, plan.job, pins=pins, source=plan.model.source, top=0)
+    ours = plan_cluster(graph, cluster, plan.job, pins=pins_of(plan), source=plan.model.source, top=0)
+    pinned = plan_cluster(graph, cluster, plan.job, pins=pins, source=plan.model.source, top=0)
     base = plan if isinstance(ours, Infeasible) else ours
     return WhatIf(plan=base, pinned=pinned, pins=dict(pins), notes=_notes(plan, ours))
 
 
-def _cluster(plan: Plan, topology: str | None) -> Topology:
+def _cluster(plan: Plan, topology: str | None) -> Cluster:
     info = plan.cluster
-    cluster = load(topology or info.topology, nodes=info.nodes if info.nodes > 1 else None)
+    nodes = info.nodes if info.nodes > 1 and not info.parts else None
+    cluster = load_cluster(topology or info.topology, nodes=nodes)
     if topology_hash(cluster) != info.topology_hash:
         raise OptionError(
-            f"the cluster {topology or info.topology} ({cluster.devices} x {cluster.device.name}) is not the "
+            f"the cluster {topology or info.topology} ({cluster.devices} devices) is not the "
             f"one that the plan was made for ({info.devices} x {info.device}): give it with --topology"
         )
     return cluster

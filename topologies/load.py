@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from ..planner.errors import TopologyError
 from ..planner.topology import (
+    Cluster,
     CollectiveCurve,
     Device,
     Efficiency,
@@ -58,9 +59,15 @@ def load(spec: str, *, nodes: int | None = None) -> Topology:
 
 def load_file(path: Path) -> Topology:
     """The topology of one cluster file. Raises `TopologyError`."""
+    return topology_of(read(path))
+
+
+def topology_of(document: Document) -> Topology:
+    """The topology of a cluster file that is parsed already. Raises `TopologyError`."""
     from .schema import ClusterFile, check
 
-    document = read(path)
+    if "kinds" in document.data:
+        raise document.error(("kinds",), "a cluster of several kinds of nodes; only plans can be made for it")
     cluster = check(document, ClusterFile)
     _check_levels(document, cluster)
     return Topology(
@@ -93,7 +100,7 @@ def list_devices() -> tuple[str, ...]:
     return tuple(bundled("devices"))
 
 
-def topology_hash(topology: Topology) -> str:
+def topology_hash(topology: Cluster) -> str:
     """SHA-256 (hex) over everything in a topology that a plan depends on.
 
     Prose (descriptions, sources) is left out: rewording a citation changes no plan.

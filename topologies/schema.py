@@ -198,6 +198,32 @@ class CurveFile(Model):
     caveat: str = ""
     curves: Annotated[list[CurveEntry], Field(min_length=1)]
 
+class KindEntry(Model):
+    """One kind of nodes of a cluster that has several."""
+
+    topology: Text
+    nodes: Annotated[int, Field(gt=0, le=MAX_DEVICES)]
+
+
+class LinkFile(Model):
+    """What joins nodes of different kinds."""
+
+    kind: LinkKind
+    gb_per_s: GbPerS
+    latency_us: Microseconds
+    efficiency: Fraction
+    source: str = ""
+
+
+class MixedFile(Model):
+    """A cluster of several kinds of nodes."""
+
+    name: Text
+    description: str = ""
+    kinds: Annotated[list[KindEntry], Field(min_length=2)]
+    link: LinkFile
+
+
 
 Efficiencies = dict[str, dict[Family, EfficiencyEntry]]
 """`curves/efficiency.yaml`: architecture -> family -> entry."""

@@ -39,19 +39,40 @@ def balanced(costed: Costed, plan: StagePlan) -> StagePlan:
     arcs = useful_arcs(intervals, reach, total_s)
     if arcs is None:
         return plan
-    onces = {arc: costed.once_s(_modes(intervals, arc)) for arc in arcs}
+    onces = {arc: costed.once_s(arc_modes(intervals, arc)) for arc in arcs}
+    found = fastest_step(intervals, arcs, onces, step_s=step_s, pipeline_s=plan.bound_s)
+    if found is not None:
+        best = replace(found, status=plan.status, bound_s=plan.bound_s, solver=plan.solver)
+    return best
+
+
+def fastest_step(
+    intervals: Intervals,
+    arcs: Mapping[Arc, float],
+    onces: Mapping[Arc, float],
+    *,
+    step_s: float,
+    pipeline_s: float,
+) -> StagePlan | None:
+    """The stages whose pipeline and slowest once-per-step part together take the least, if below `step_s`.
+
+    `arcs` and `onces`: seconds per microbatch and once per step of every arc; `pipeline_s`: a lower bound of
+    the pipeline.
+    """
+    best = None
     for limit in sorted(set(onces.values())):
-        if plan.bound_s + limit >= step_s * (1 - WORTH):
+        if pipeline_s + limit >= step_s * (1 - WORTH):
             break
         allowed = {arc: seconds for arc, seconds in arcs.items() if onces[arc] <= limit}
         found = _fastest(intervals, allowed, below_s=step_s - limit)
         if found is not None:
-            best = replace(found, status=plan.status, bound_s=plan.bound_s, solver=plan.solver)
-            step_s = found.objective_s + max(costed.once_s(modes) for modes in found.ranks)
+            best, held = found, zip(range(len(found.ranks)), found.cuts, found.cuts[1:], strict=False)
+            step_s = found.objective_s + max(onces[arc] for arc in held)
     return best
 
 
-def _modes(intervals: Intervals, arc: Arc) -> Modes:
+def arc_modes(intervals: Intervals, arc: Arc) -> Modes:
+    """The fastest modes of what an arc's rank holds."""
     option = intervals.best(*arc)
     assert option is not None, "a useful arc fits"
     return tuple((name, n, mode) for name, mode, n in option.modes)

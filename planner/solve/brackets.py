@@ -126,7 +126,7 @@ def bracket(problem: StageProblem, intervals: Intervals | None = None) -> StageP
     if math.isinf(total):
         return NOTHING_FITS
     low = max(total / problem.stages, _crowded_s(problem))
-    found = _smallest_limit(intervals, low)
+    found = smallest_limit(intervals, low)
     if found is None:
         return NOTHING_FITS
     low, cuts = found
@@ -136,7 +136,7 @@ def bracket(problem: StageProblem, intervals: Intervals | None = None) -> StageP
     return replace(plan, status=status, bound_s=min(bound, plan.objective_s), solver="closed form")
 
 
-def _smallest_limit(intervals: Intervals, low: float) -> tuple[float, tuple[int, ...]] | None:
+def smallest_limit(intervals: Intervals, low: float) -> tuple[float, tuple[int, ...]] | None:
     """(a limit below which no partition stays, cuts of a partition just above it)."""
     if fill(intervals, intervals.problem.capacity_bytes, by_bytes=True) is None:
         return None
@@ -219,7 +219,7 @@ def read_cuts(intervals: Intervals, cuts: Sequence[int]) -> StagePlan:
     seconds = [option.seconds + problem.stage_s for option in options]
     objective = pipeline_s(seconds, microbatches=problem.microbatches, virtual_stages=1 / problem.share)
     ranks = tuple(
-        simplest(problem, rank, deal(problem.chain[start:stop], option))
+        simplest(intervals.problem_of(rank), rank, deal(problem.chain[start:stop], option))
         for rank, (start, stop, option) in enumerate(zip(cuts, cuts[1:], options, strict=False))
     )
     return StagePlan(status=Status.STOPPED, cuts=tuple(cuts), ranks=ranks, objective_s=objective)

@@ -92,6 +92,10 @@ class Intervals:
         self._layers = [sum(counts) for counts in zip(*layers, strict=True)]
         self._fastest = {name: self.under(name, math.inf)[0] for name in self._prefix}
 
+    def problem_of(self, rank: int) -> StageProblem:
+        """The seconds and bytes that hold on this rank."""
+        return self.problem
+
     def layers(self, start: int, stop: int) -> int:
         """Repeated layers among blocks start .. stop-1."""
         return self._layers[stop] - self._layers[start]

@@ -99,6 +99,25 @@ def intra_op(
     return solve
 
 
+def priced_again(
+    graph: Graph, topology: Topology, framework: Framework, prices: Prices
+) -> Callable[[Mesh, IntraSolution], IntraSolution]:
+    """A function (mesh, solution) -> the same splits at this cluster's prices."""
+
+    @cache
+    def work_time(work: Work) -> Estimate:
+        return prices.kernel_time(work, topology.device)
+
+    tied = has_tied_parameters(graph)
+
+    def again(mesh: Mesh, solution: IntraSolution) -> IntraSolution:
+        assert isinstance(solution.splits, Splits)
+        solver = _Solver(graph, topology, framework, prices, work_time, tied and mesh.pp > 1, True)
+        return solver.priced(solution.splits, mesh)
+
+    return again
+
+
 class _Solver:
     """One graph on one cluster; holds no state between calls beyond its inputs."""
 
@@ -132,6 +151,13 @@ class _Solver:
                 seen.append(splits.tp.choices)
                 solutions.append(solution)
         return tuple(solutions)
+
+    def priced(self, splits: Splits, mesh: Mesh) -> IntraSolution:
+        """The solution that these splits are here."""
+        names = ("cp", "ep", "tp")
+        spans = tuple(self._topology.span(size=mesh.size(a), stride=mesh.stride(a)) for a in names)
+        axes = tuple(self._axis(a, mesh.size(a), s, 0.0) for a, s in zip(names, spans, strict=True))
+        return self._solution(splits, axes, (spans[0], spans[1], spans[2]))
 
     def _solve(
         self, sizes: dict[OpKey, Sizes], degrees: Degrees, spans: Spans, weight: float

@@ -15,6 +15,7 @@ from ..estimate.memory import Held, peak_bytes, stage_memory
 from ..estimate.step import BUBBLE, OVERHEAD, SEND_RECV, OncePerStep, Parts, once_per_step, pipeline_s
 from ..plan import Prediction, Stage, TimePart
 from ..problem import Priced, SearchProblem
+from ..topology import Cluster, MixedTopology
 from .brackets import StagePlan
 from .costed import Costed
 from .ideal import BACKWARD_OVER_FORWARD, peak_flops_per_s
@@ -34,9 +35,28 @@ def price(costed: Costed, plan: StagePlan, *, bound: float, simulated_s: float =
     `simulated_s`: what the event simulator says of the pipeline. The greater of it and the closed form
     counts, so that bounds of the closed form stay bounds of the price.
     """
-    candidate, problem = costed.candidate, costed.problem
-    stages = tuple(_stage(costed, plan, rank) for rank in range(candidate.mesh.pp))
-    onces = [_once(costed, plan, rank) for rank in range(candidate.mesh.pp)]
+    ranks = (costed,) * costed.candidate.mesh.pp
+    return price_ranks(ranks, plan, bound=bound, cluster=costed.problem.topology, simulated_s=simulated_s)
+
+
+def price_ranks(
+    ranks: Sequence[Costed],
+    plan: StagePlan,
+    *,
+    bound: float,
+    cluster: Cluster,
+    simulated_s: float = 0.0,
+    replicas: Sequence[Costed] = (),
+) -> Priced:
+    """The same with the costs of each pipeline rank of its own: `cluster` may have several kinds of nodes.
+
+    `replicas`: data-parallel ranks of other kinds, without a pipeline; the step waits for their optimizers.
+    """
+    candidate, problem = ranks[0].candidate, ranks[0].problem
+    mixed = isinstance(cluster, MixedTopology)
+    stages = tuple(_stage(costed, plan, rank, named=mixed) for rank, costed in enumerate(ranks))
+    onces = [_once(costed, plan, rank) for rank, costed in enumerate(ranks)]
+    onces += [_once(costed, plan, 0) for costed in replicas]
     busy = [stage.forward_s + stage.backward_s for stage in stages]
     closed = pipeline_s(busy, microbatches=candidate.microbatches, virtual_stages=candidate.fill_ways)
     pipeline = max(closed, simulated_s)
@@ -44,18 +64,25 @@ def price(costed: Costed, plan: StagePlan, *, bound: float, simulated_s: float =
     last = max(range(len(onces)), key=lambda rank: (onces[rank].seconds, -rank))
     parts = {
         label: candidate.microbatches * seconds
-        for label, seconds in _microbatch_parts(costed, plan.ranks[slowest]).items()
+        for label, seconds in _microbatch_parts(ranks[slowest], plan.ranks[slowest]).items()
     }
     parts[BUBBLE] = pipeline - candidate.microbatches * busy[slowest]
     parts |= onces[last].parts | {OVERHEAD: problem.framework.step_overhead_s}
-    origin = worst(*(time.origin for time in costed.times.values()), *(once.origin for once in onces))
-    communications = _communications(costed, plan.ranks[slowest], onces[last])
+    distinct = {id(costed): costed for costed in ranks}.values()
+    times = [time.origin for costed in distinct for time in costed.times.values()]
+    origin = worst(*times, *(once.origin for once in onces))
+    communications = _communications(ranks[slowest], plan.ranks[slowest], onces[last])
     prediction = _prediction(
-        costed, parts, stages, origin, bubble=1 - sum(busy) * candidate.microbatches / len(busy) / pipeline
+        problem,
+        cluster,
+        parts,
+        stages,
+        origin,
+        bubble=1 - sum(busy) * candidate.microbatches / len(busy) / pipeline,
     )
     return Priced(
         candidate=candidate,
-        intra=costed.intra,
+        intra=ranks[0].intra,
         stages=stages,
         prediction=prediction,
         communications=communications,
@@ -64,8 +91,8 @@ def price(costed: Costed, plan: StagePlan, *, bound: float, simulated_s: float =
     )
 
 
-def _stage(costed: Costed, plan: StagePlan, rank: int) -> Stage:
-    modes = plan.ranks[rank]
+def _stage(costed: Costed, plan: StagePlan, rank: int, *, named: bool) -> Stage:
+    modes, device = plan.ranks[rank], costed.problem.topology.device
     forward = sum(n * costed.times[name].forward_s for name, n, _ in modes) + costed.handover_s
     backward = sum(n * costed.times[name].backward_s(mode) for name, n, mode in modes) + costed.handover_s
     held = [
@@ -96,6 +123,8 @@ def _stage(costed: Costed, plan: StagePlan, rank: int) -> Stage:
         memory=memory,
         peak_memory_bytes=peak_bytes(memory),
         chunk_layers=pieces[rank] if v > 1 else (),
+        device=device.name if named else "",
+        device_memory_bytes=device.memory_bytes if named else None,
     )
 
 
@@ -151,23 +180,29 @@ def _communications(costed: Costed, modes: Modes, once: OncePerStep) -> tuple[Co
 
 
 def _prediction(
-    costed: Costed, parts: Parts, stages: Sequence[Stage], origin: Origin, *, bubble: float
+    problem: SearchProblem,
+    cluster: Cluster,
+    parts: Parts,
+    stages: Sequence[Stage],
+    origin: Origin,
+    *,
+    bubble: float,
 ) -> Prediction:
-    problem = costed.problem
-    step = sum(parts.values())
-    devices, device = problem.topology.devices, problem.topology.device
-    samples = problem.job.global_batch
-    fullest = max(stages, key=lambda stage: stage.peak_memory_bytes)
+    kinds = cluster.parts if isinstance(cluster, MixedTopology) else (cluster,)
+    peak_flops = sum(kind.devices * peak_flops_per_s(kind.device, problem.job.dtype) for kind in kinds)
+    step, devices = sum(parts.values()), cluster.devices
+    samples, has = problem.job.global_batch, problem.topology.device.memory_bytes
+    fullest = max(stages, key=lambda stage: stage.peak_memory_bytes / (stage.device_memory_bytes or has))
     below, above = INTERVAL[origin]
     flops = (1 + BACKWARD_OVER_FORWARD) * problem.forward_flops_per_sample * samples
     return Prediction(
         step_time_s=step,
         step_time_interval_s=(step * (1 - below), step * (1 + above)),
         tokens_per_s_per_device=samples * problem.tokens_per_sample / step / devices,
-        model_flops_utilization=flops / (step * devices * peak_flops_per_s(device, problem.job.dtype)),
+        model_flops_utilization=flops / (step * peak_flops),
         peak_memory_bytes=fullest.peak_memory_bytes,
         memory_by_kind_bytes={part.kind: part.bytes for part in fullest.memory},
-        device_memory_bytes=device.memory_bytes,
+        device_memory_bytes=fullest.device_memory_bytes or has,
         exposed_communication_s=sum(s for label, s in parts.items() if is_communication(label)),
         bubble_fraction=max(bubble, 0.0),
         waterfall=tuple(

@@ -44,12 +44,12 @@ def meshes(problem: SearchProblem, pins: Pins) -> Iterator[Mesh]:
     """Every mesh whose sizes multiply to the cluster and divide the global batch."""
     devices, layers = problem.topology.devices, max(problem.layers, 1)
     for tp in _tensor_sizes(problem, pins):
-        for ep in _allowed("ep", problem.ep_sizes, pins):
-            for cp in _allowed("cp", problem.cp_sizes, pins):
+        for ep in allowed("ep", problem.ep_sizes, pins):
+            for cp in allowed("cp", problem.cp_sizes, pins):
                 inner = tp * ep * cp
                 if devices % inner:
                     continue
-                for pp in _allowed("pp", divisors(devices // inner), pins):
+                for pp in allowed("pp", divisors(devices // inner), pins):
                     if devices % (inner * pp) or pp > layers:
                         continue
                     mesh = Mesh(pp=pp, dp=devices // (inner * pp), cp=cp, ep=ep, tp=tp, order=problem.order)
@@ -61,10 +61,10 @@ def _tensor_sizes(problem: SearchProblem, pins: Pins) -> list[int]:
     """Tensor sizes to try: one alone where the framework cannot split experts or tables beside them."""
     sparse = any(facts.sparse_numel for facts in problem.blocks.values())
     alone = sparse and problem.framework.name in SPARSE_WITHOUT_TP
-    return _allowed("tp", (1,) if alone else problem.tp_sizes, pins)
+    return allowed("tp", (1,) if alone else problem.tp_sizes, pins)
 
 
-def _allowed(name: str, sizes: Sequence[int], pins: Pins) -> list[int]:
+def allowed(name: str, sizes: Sequence[int], pins: Pins) -> list[int]:
     """Sizes to try: the pinned one alone, whether or not it is among the sensible ones."""
     return [int(pins[name])] if name in pins else sorted(set(sizes))
 
@@ -78,7 +78,7 @@ def candidates(problem: SearchProblem, pins: Pins) -> Iterator[Candidate]:
             for zero in _zero_stages(problem, mesh, pins)
             for group in _groups(problem, mesh, zero, pins)
         ]
-        for micro_batch in _micro_batches(samples, pins):
+        for micro_batch in micro_batches(samples, pins):
             microbatches = samples // micro_batch
             for schedule, virtual_stages in _schedules(problem, mesh, microbatches, pins):
                 for zero, group in sharded:
@@ -93,7 +93,8 @@ def candidates(problem: SearchProblem, pins: Pins) -> Iterator[Candidate]:
                     )
 
 
-def _micro_batches(samples: int, pins: Pins) -> list[int]:
+def micro_batches(samples: int, pins: Pins) -> list[int]:
+    """Microbatch sizes to try for so many samples of a replica."""
     if "micro_batch" in pins:
         pinned = int(pins["micro_batch"])
         return [pinned] if samples % pinned == 0 else []
@@ -106,8 +107,8 @@ def _odd_part(n: int) -> int:
 
 def _zero_stages(problem: SearchProblem, mesh: Mesh, pins: Pins) -> list[int]:
     """Without replicas of anything there is nothing to shard."""
-    allowed = _allowed("zero", STAGES_OF.get(problem.framework.name, ZERO_STAGES), pins)
-    return allowed if mesh.dp * mesh.cp * mesh.ep > 1 or "zero" in pins else [0]
+    stages = allowed("zero", STAGES_OF.get(problem.framework.name, ZERO_STAGES), pins)
+    return stages if mesh.dp * mesh.cp * mesh.ep > 1 or "zero" in pins else [0]
 
 
 def _groups(problem: SearchProblem, mesh: Mesh, zero: int, pins: Pins) -> list[int | None]:

@@ -125,12 +125,13 @@ def _percent(part: float, whole: float) -> float:
 def memory(plan: Plan) -> dict[str, Any]:
     """One stacked bar a stage, on a scale that holds the device and the fullest stage."""
     device = plan.predicted.device_memory_bytes
-    scale = max(device, *(stage.peak_memory_bytes for stage in plan.stages))
+    has = [stage.device_memory_bytes or device for stage in plan.stages]
+    scale = max(*has, *(stage.peak_memory_bytes for stage in plan.stages))
     used = {part.kind for stage in plan.stages for part in stage.memory if part.bytes > 0}
     return {
         "device": words.gib(device),
         "limit": _percent(device, scale),
-        "stages": [_stage(stage, scale, device) for stage in plan.stages],
+        "stages": [_stage(stage, scale, own) for stage, own in zip(plan.stages, has, strict=True)],
         "kinds": [(kind, color(kind)) for kind in (*KINDS, *sorted(used - set(KINDS))) if kind in used],
     }
 
@@ -148,7 +149,7 @@ def _stage(stage: Stage, scale: float, device: float) -> dict[str, Any]:
     ]
     return {
         "index": stage.index,
-        "layers": words.plural(stage.layers, "layer"),
+        "layers": words.plural(stage.layers, "layer") + (f" on {stage.device}" if stage.device else ""),
         "blocks": ", ".join(f"{number} {name} ({mode})" for name, number, mode in stage.blocks),
         "in_flight": f"{stage.in_flight} in flight",
         "parts": parts,

@@ -24,6 +24,7 @@ KINDS = {
     "gradients": ("G", "black on cyan"),
     "optimizer": ("O", "black on green"),
     "activations": ("A", "black on yellow"),
+    "cache": ("K", "black on yellow"),
     "working": ("W", "black on magenta"),
     "logits": ("L", "black on bright_red"),
     "buffers": ("B", "black on bright_blue"),
@@ -37,13 +38,16 @@ BAND = ("~", "dim")
 
 
 def memory_bars(plan: Plan) -> RenderableType:
-    """One bar a stage on a common scale, `|` marking the device's memory; then the letters."""
-    device_bytes = plan.predicted.device_memory_bytes
-    total = max(device_bytes, *(stage.peak_memory_bytes for stage in plan.stages))
+    """One bar a stage on a common scale, `|` marking its device's memory; then the letters."""
+    has = [stage.device_memory_bytes or plan.predicted.device_memory_bytes for stage in plan.stages]
+    total = max(*has, *(stage.peak_memory_bytes for stage in plan.stages))
+    kinds = any(stage.device for stage in plan.stages)
     made = table(
-        number("Stage"), column("Layers"), number("In flight"), Column(""), number("GiB"), number("Used")
-    )
+        number("Stage"), column("Layers"), number("In flight"), Column(""), number("GiB"), number("Used"),
+        *([column("Device")] if kinds else []),
+    )  # fmt: skip
     for stage in _shown(plan.stages):
+        device_bytes = has[stage.index]
         bar = StackedBar(pieces=_pieces(stage), total=total, limit=device_bytes, width=BAR_CELLS)
         over = "bold red" if stage.peak_memory_bytes > device_bytes else ""
         full = literal(words.percent(stage.peak_memory_bytes / device_bytes), over)
@@ -54,6 +58,7 @@ def memory_bars(plan: Plan) -> RenderableType:
             bar,
             words.gib(stage.peak_memory_bytes),
             full,
+            *([literal(stage.device)] if kinds else []),
         )
     hidden = len(plan.stages) - len(_shown(plan.stages))
     more = [literal(f"{words.plural(hidden, 'stage')} between, none fuller", "dim")] if hidden else []

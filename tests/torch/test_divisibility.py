@@ -12,7 +12,7 @@ from tpplan.planner.divisibility import check_tensor_size, padded, vocabulary_wa
 from tpplan.planner.errors import OptionError
 from tpplan.planner.fold import build
 from tpplan.planner.graph import Graph
-from tpplan.planner.suggest import tensor_sizes
+from tpplan.planner.planning import tensor_sizes
 from tpplan.planner.trace import trace_source
 
 HEAD_DIM = 8

@@ -1,0 +1,287 @@
+"""A built graph, a cluster and a job in, a `Plan` (or why there is none) out.
+
+named iteration spaces -> search meshes, asking the intra-op solver
+-> a plan with splits in words, predictions, reasons and a certificate
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from importlib import metadata
+from typing import Any
+
+from .context import check_context, context_sizes
+from .coverage import in_words, uncovered
+from .describe import (
+    layer_lists,
+    module_layouts,
+    parameter_placements,
+    planned_reshards,
+    splits_in_words,
+)
+from .divisibility import check_tensor_size, vocabulary_warnings
+from .errors import ModelError
+from .estimate import collectives, compute
+from .estimate.as_run import as_run
+from .estimate.calibration import Calibration, calibration, fitted_interval, sustained
+from .estimate.frameworks import FRAMEWORKS
+from .facts import cluster_info, model_info, size_reasons
+from .graph import DTYPE_BYTES, Block, Graph
+from .options import check_pins
+from .plan import Infeasible, Plan
+from .problem import BlockFacts, Outcome, Pricing, SearchProblem, SearchProgress
+from .profile import OPTIMIZERS, Framework, Job
+from .rules.choices import BATCH
+from .solve.block_cost import sparse_parameters
+from .solve.intra_op import Prices, Splits, intra_op
+from .solve.search import search
+from .topology import Topology
+
+MAX_TP = 64
+"""Largest tensor-parallel size tried; beyond a rack-scale NVLink domain no measured plan splits further."""
+GIB = 2.0**30
+
+
+def plan_graph(
+    graph: Graph,
+    topology: Topology,
+    job: Job,
+    *,
+    pins: Mapping[str, int | str] | None = None,
+    source: str = "",
+    top: int = 5,
+    time_limit_s: float | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Plan | Infeasible:
+    """Plan a graph that is already built. Raises `OptionError` for pins that cannot hold."""
+    if not has_dim(graph, BATCH):
+        raise ModelError(
+            "no input of the model has a batch dim: example_inputs(batch, seq) must use batch first"
+        )
+    made = prepared(graph, topology, job)
+    problem = made.problem
+    checked = check_pins(
+        pins,
+        devices=topology.devices,
+        global_batch=job.global_batch,
+        layers=max(problem.layers, 1),
+        cluster=topology.name,
+    )
+    check_tensor(made.graph, problem, checked)
+    check_context(made.graph, int(checked.get("cp", 1)), job.framework)
+    found = search(
+        problem,
+        made.pricing,
+        pins=checked,
+        top=top,
+        time_limit_s=time_limit_s,
+        progress=teller(progress),
+    )
+    if isinstance(found, Infeasible):
+        return found
+    plan = plan_of(graph, topology, job, found, source=source)
+    return made.with_calibration(plan)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A graph on one cluster with the cost models that hold there."""
+
+    graph: Graph
+    """As the framework runs it."""
+    topology: Topology
+    """Its device at the clocks that it sustains."""
+    framework: Framework
+    problem: SearchProblem
+    prices: Prices
+    pricing: Pricing
+    fitted: Calibration | None
+
+    def with_calibration(self, plan: Plan) -> Plan:
+        """The plan with the interval and the assumption of the fitted scale, where there is one."""
+        if self.fitted is None:
+            return plan
+        return replace(plan, predicted=fitted_interval(plan.predicted), assumptions=(str(self.fitted),))
+
+
+def prepared(graph: Graph, topology: Topology, job: Job) -> Prepared:
+    """Everything that a search on this cluster asks."""
+    framework = FRAMEWORKS[job.framework]
+    fitted = calibration(topology.device, framework)
+    device = sustained(topology.device, framework, scale=fitted.scale if fitted else 1.0)
+    priced = replace(topology, device=device)
+    run = as_run(graph, framework, precision=job.dtype)
+    model = collectives.model(priced)
+    prices = Prices(kernel_time=compute.kernel_time, collective_time=model.time)
+    return Prepared(
+        graph=run,
+        topology=priced,
+        framework=framework,
+        problem=search_problem(run, priced, job),
+        prices=prices,
+        pricing=Pricing(
+            intra=intra_op(run, priced, framework, prices),
+            collective_time=model.time,
+            kernel_time=compute.kernel_time,
+        ),
+        fitted=fitted,
+    )
+
+
+def check_tensor(graph: Graph, problem: SearchProblem, pins: Mapping[str, int | str]) -> None:
+    """Raise `OptionError` for a pinned tp that the model's sizes do not allow."""
+    tp = pins.get("tp")
+    if isinstance(tp, int) and tp not in problem.tp_sizes:
+        check_tensor_size(graph, tp, problem.tp_sizes)
+
+
+def teller(tell: Callable[[str], None] | None) -> Callable[[SearchProgress], None] | None:
+    """The search's news as lines of text."""
+    if tell is None:
+        return None
+
+    def on_progress(state: SearchProgress) -> None:
+        best = "none yet" if state.incumbent_s is None else f"{state.incumbent_s:.3f} s"
+        tell(f"searching: {state.considered} candidates, {state.pruned} ruled out, best {best}")
+
+    return on_progress
+
+
+# --------------------------------------------------------------------------- the problem
+
+
+def search_problem(graph: Graph, topology: Topology, job: Job) -> SearchProblem:
+    """What the outer search needs to know of the model."""
+    sparse = sparse_parameters(graph)
+    return SearchProblem(
+        chain=graph.chain,
+        layer_classes=frozenset(name for name, block in graph.blocks.items() if block.repeated),
+        blocks={name: _facts(graph, block, sparse) for name, block in graph.blocks.items()},
+        topology=topology,
+        job=job,
+        framework=FRAMEWORKS[job.framework],
+        optimizer=OPTIMIZERS[job.optimizer],
+        tokens_per_sample=job.seq_len,
+        tp_sizes=tensor_sizes(graph, topology.devices),
+        ep_sizes=expert_sizes(graph, topology.devices),
+        cp_sizes=context_sizes(graph, devices=topology.devices, framework=job.framework),
+    )
+
+
+def _facts(graph: Graph, block: Block, sparse: frozenset[str]) -> BlockFacts:
+    dense = sum(v.numel for v in block.parameters if v.name not in sparse)
+    total = sum(v.numel for v in block.parameters)
+    trainable = sum(v.numel for v in block.parameters if v.trainable)
+    handed = graph.boundary.get(block.name)
+    boundary = 0.0
+    if handed is not None:
+        op = block.ops[handed[0]]
+        write = op.writes[handed[1]]
+        count = math.prod(op.size(label) for axis in write.axes for label in axis)
+        boundary = count * DTYPE_BYTES[write.dtype] / graph.batch
+    flops = sum(
+        factor * math.prod(op.size(label) for label in labels)
+        for op in block.ops
+        for factor, labels in op.flops
+    )
+    widths = {DTYPE_BYTES[v.dtype] for v in block.parameters}
+    return BlockFacts(
+        name=block.name,
+        forward_flops_per_sample=flops / graph.batch,
+        dense_numel=dense,
+        sparse_numel=total - dense,
+        element_bytes=min(widths, default=2),
+        trainable_share=trainable / total if total else 1.0,
+        boundary_bytes_per_sample=boundary,
+    )
+
+
+def has_dim(graph: Graph, name: str) -> bool:
+    """Whether any op iterates over a dim of that name."""
+    return any(dim.name == name for block in graph.blocks.values() for op in block.ops for dim in op.dims)
+
+
+def tensor_sizes(graph: Graph, devices: int) -> tuple[int, ...]:
+    """Tensor-parallel sizes that split every attention by heads and every large matrix by a dim."""
+    sizes = [n for n in range(1, min(devices, MAX_TP) + 1) if devices % n == 0]
+    return tuple(n for n in sizes if n == 1 or all(_splits(op, n) for op in _wide_ops(graph)))
+
+
+def _wide_ops(graph: Graph) -> list:
+    return [
+        op
+        for block in graph.blocks.values()
+        if block.repeated or len(graph.blocks) == 1
+        for op in block.ops
+        if op.family in ("attention", "grouped_gemm")
+        or (op.family == "gemm" and any(read.kind == "parameter" for read in op.reads))
+    ]
+
+
+def _splits(op: Any, degree: int) -> bool:
+    """Whether one of the op's own dims divides: heads for attention, columns or rows of a product."""
+    if op.family == "attention":
+        heads = [dim for dim in op.dims if dim.label in ("kv", "g")]
+        return not heads or any(dim.size % degree == 0 for dim in heads)
+    sides = (*op.gemm.n, *op.gemm.k)
+    narrow = all(dim.size < degree for dim in op.dims if dim.label in op.gemm.n)
+    return narrow or any(op.size(label) % degree == 0 for label in sides)
+
+
+def expert_sizes(graph: Graph, devices: int) -> tuple[int, ...]:
+    """Expert-parallel sizes: divisors of every expert count, or of the devices for large tables."""
+    counts = {
+        op.size(op.experts) for block in graph.blocks.values() for op in block.ops if op.experts is not None
+    }
+    if counts:
+        common = math.gcd(*counts)
+        return tuple(n for n in range(1, common + 1) if common % n == 0 and devices % n == 0)
+    if graph.table_fqns:
+        return tuple(n for n in range(1, devices + 1) if devices % n == 0)
+    return (1,)
+
+
+# --------------------------------------------------------------------------- the plan
+
+
+def plan_of(graph: Graph, topology: Topology, job: Job, found: Outcome, *, source: str) -> Plan:
+    """The document of what was found for a graph, as it was traced."""
+    best = found.best
+    candidate = best.candidate
+    splits = best.intra.splits
+    assert isinstance(splits, Splits)
+    return Plan(
+        tpplan_version=metadata.version("tpplan"),
+        model=model_info(graph, job, source),
+        cluster=cluster_info(topology),
+        job=job,
+        mesh=candidate.mesh,
+        zero_stage=candidate.zero_stage,
+        shard_group=candidate.shard_group,
+        micro_batch=candidate.micro_batch,
+        num_microbatches=candidate.microbatches,
+        schedule=candidate.schedule,
+        virtual_stages=candidate.virtual_stages,
+        sequence_parallel=best.intra.sequence_parallel,
+        recompute=best.recompute,
+        stages=best.stages,
+        splits=splits_in_words(graph, splits),
+        parameters=parameter_placements(graph, splits),
+        modules=module_layouts(graph, splits),
+        reshards=planned_reshards(graph, splits),
+        layer_lists=layer_lists(graph),
+        communications=best.communications,
+        predicted=best.prediction,
+        search=found.summary,
+        reasons=(*size_reasons(graph, topology, splits), *found.reasons),
+        alternatives=found.alternatives,
+        pareto=found.pareto,
+        warnings=(
+            *graph.warnings,
+            *map(in_words, uncovered(graph, topology.device)),
+            *vocabulary_warnings(graph, candidate.mesh.tp),
+            *found.warnings,
+        ),
+    )
