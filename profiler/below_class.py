@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from ..planner.cost import Work
 from ..planner.estimate.compute import kernel_time
 from ..planner.topology import Device
+from .check import work
 from .settings import Measurement
 
 KERNEL_SLACK = 1.33
@@ -32,26 +32,13 @@ def slow_kernels(found: Sequence[Measurement], kind: Device) -> Iterator[str]:
         if not same:
             continue
         largest = max(same, key=lambda one: one.facts["flops"])
-        expected = kernel_time(_work(largest.facts), kind).seconds
+        expected = kernel_time(work(largest.facts), kind).seconds
         if largest.sample.seconds > KERNEL_SLACK * expected:
             yield (
                 f"{family} ({largest.facts['dtype']}) runs at {expected / largest.sample.seconds:.0%} of "
                 f"what {kind.name} usually reaches: power or clock limits, another process, or a library "
                 f"without kernels for it"
             )
-
-
-def _work(facts: Mapping[str, Any]) -> Work:
-    shape = facts["shape"]
-    return Work(
-        family=facts["family"],
-        flops=facts["flops"],
-        bytes=facts["bytes"],
-        dtype=facts["dtype"],
-        m=shape.get("m", 0),
-        n=shape.get("n", 0),
-        k=shape.get("k", 0),
-    )
 
 
 def slow_links(levels: Sequence[Mapping[str, Any]], expected: Sequence[Mapping[str, Any]]) -> Iterator[str]:

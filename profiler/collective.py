@@ -1,8 +1,8 @@
 """How long collectives take among the groups of a pattern, and whether their results are right.
 
-In: a `World`, a `Pattern`, a collective, bytes as nccl-tests counts them (the whole buffer). Out: a
-`Sample`: all groups run at once, and the slowest rank's time counts. Results are checked before and after
-the timed batches; a wrong one is a `ProfileError` naming rank, host, collective and size.
+In: a `World`, a `Pattern`, a collective, bytes as nccl-tests counts them (the whole buffer). Out: a `Case`,
+which runs in all groups at once. Its results are checked before and after the timed batches; a wrong one is
+a `ProfileError` naming rank, host, collective and size.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch.distributed as dist
 from ..planner.errors import ProfileError
 from ..planner.layout import Collective
 from .settings import Sample, Settings
-from .timing import sample
+from .timing import Run, sample
 from .world import World
 
 ELEMENT_BYTES = 4
@@ -32,8 +32,9 @@ GROUPED = (
 ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 """torch 2.13 renames them and warns about the old names."""
-MEMORY_SHARE = 0.1
-"""Of the free memory that a message may take; a collective needs up to three buffers."""
+MEMORY_SHARE = 0.05
+"""Of the free memory that a message may take: a collective needs up to three buffers, and all sizes of one
+curve are there at once, together twice the largest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,18 +54,20 @@ def sizes(settings: Settings, *, free_bytes: int) -> Iterator[int]:
         nbytes *= settings.growth
 
 
-def measure(
-    world: World,
-    collective: Collective,
-    group: dist.ProcessGroup | None,
-    ranks: Sequence[int],
-    nbytes: int,
-    settings: Settings,
-) -> Sample:
-    """Time one collective in all groups; a rank without a group only takes part in the agreement."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One collective of one size among the groups of a pattern."""
+
+    run: Run
+    check: Callable[[], None]
+    """Run once with known input; raises `ProfileError` on all ranks where one got a wrong result."""
+
+
+def prepare(
+    world: World, collective: Collective, group: dist.ProcessGroup | None, ranks: Sequence[int], nbytes: int
+) -> Case:
+    """A rank without a group only takes part in the agreement."""
     operation = _operation(collective, group, ranks, _elements(nbytes, ranks), world) if group else None
-    where = f"{collective} of {nbytes} bytes"
-    _check(world, operation, where)
 
     def run(count: int) -> float:
         if operation is None:
@@ -76,8 +79,22 @@ def measure(
         world.settle()
         return time.perf_counter() - start
 
-    found = sample(run, settings, agree=world.slowest)
-    _check(world, operation, where)
+    return Case(run=run, check=lambda: _check(world, operation, f"{collective} of {nbytes} bytes"))
+
+
+def measure(
+    world: World,
+    collective: Collective,
+    group: dist.ProcessGroup | None,
+    ranks: Sequence[int],
+    nbytes: int,
+    settings: Settings,
+) -> Sample:
+    """Time one collective by itself in all groups; the slowest rank's time counts."""
+    case = prepare(world, collective, group, ranks, nbytes)
+    case.check()
+    found = sample(case.run, settings, agree=world.slowest)
+    case.check()
     return found
 
 

@@ -1,7 +1,8 @@
-"""How fast this rank's device computes: one sample for each kernel and size.
+"""How fast this rank's device computes: what to run for each kernel and size.
 
-In: a device and `Settings`. Out: `Kernel`s to run, each with the FLOPs and bytes that the planner counts
-for it (a multiply-add is two FLOPs; bytes are what is read and written once). `measure` times one.
+In: a device and `Settings`. Out: `Kernel`s, each with the FLOPs and bytes that the planner counts for it (a
+multiply-add is two FLOPs; bytes are what is read and written once). Between any two sizes of a family one is
+held back: it becomes no point of a curve, it tells how well the curve predicts.
 
     gemm               m x k @ k x n                      2 m n k
     attention          causal, b heads s x d              2 b s^2 d (half of 4 b s^2 d)
@@ -13,15 +14,16 @@ for it (a multiply-add is two FLOPs; bytes are what is read and written once). `
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.nn.functional as functional
 
-from .settings import Sample, Settings
-from .timing import Agree, sample
+from .settings import Settings
+from .timing import Run
 
 BACKWARD_FLOPS = 2.5
 """Backward of a fused attention kernel over its forward (FlashAttention-2 paper, section 4.1)."""
@@ -29,8 +31,8 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 HEAD_DIM = 64
 EXPERTS = 8
 VOCABULARY = 32_000
-LARGEST_SHARE = 0.25
-"""Of the device's free memory that one kernel's tensors may take."""
+LARGEST_SHARE = 0.1
+"""Of the device's free memory that one kernel's tensors may take: all sizes of a family are there at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,13 @@ class Kernel:
     nbytes: float
     build: Callable[[torch.device], Callable[[], Any]]
     shape: dict[str, int]
+    held_back: bool = False
+    """Measured to be predicted, not to predict from."""
+
+    @property
+    def family_key(self) -> str:
+        """What is measured in turns with it."""
+        return f"kernel/{self.name}/{self.dtype}" if self.family != "other" else self.key
 
     @property
     def key(self) -> str:
@@ -57,14 +66,11 @@ def kernels(device: torch.device, settings: Settings, *, free_bytes: int) -> tup
     """What to measure on `device`, the smallest first; nothing that needs more than its share of memory."""
     accelerator = device.type != "cpu"
     dtypes = ("bf16", "fp32")
+    heads, main = 32 if accelerator else 4, main_dtype(device)
     found = [
-        *(_gemm(side, dtype) for dtype in dtypes for side in _sides(accelerator, settings)),
-        *(
-            kernel
-            for length in _lengths(accelerator, settings)
-            for kernel in _attention(length, heads=32 if accelerator else 4, dtype=main_dtype(device))
-        ),
-        *(_pointwise(count) for count in _counts(accelerator, settings)),
+        *_with_held_back(_sides(accelerator, settings), lambda side: [_gemm(side, d) for d in dtypes]),
+        *_with_held_back(_lengths(accelerator, settings), lambda n: _attention(n, heads=heads, dtype=main)),
+        *_with_held_back(_counts(accelerator, settings), lambda count: [_pointwise(count)]),
         *_others(accelerator, settings),
     ]
     return tuple(kernel for kernel in found if kernel.nbytes <= LARGEST_SHARE * free_bytes)
@@ -75,19 +81,21 @@ def main_dtype(device: torch.device) -> str:
     return "fp32" if device.type == "cpu" else "bf16"
 
 
-def measure(kernel: Kernel, device: torch.device, settings: Settings, *, agree: Agree) -> Sample:
-    """Time one kernel on every rank at once; the slowest rank's time counts."""
-    call = kernel.build(device)
+def runner(kernel: Kernel, device: torch.device) -> Run:
+    """Build the kernel's tensors and return how to run it so many times, in seconds."""
+    with torch.enable_grad():
+        call = kernel.build(device)
 
     def run(count: int) -> float:
-        _settle(device)
-        start = time.perf_counter()
-        for _ in range(count):
-            call()
-        _settle(device)
-        return time.perf_counter() - start
+        with torch.enable_grad():
+            _settle(device)
+            start = time.perf_counter()
+            for _ in range(count):
+                call()
+            _settle(device)
+            return time.perf_counter() - start
 
-    return sample(run, settings, agree=agree)
+    return run
 
 
 def launch_gap() -> Kernel:
@@ -111,23 +119,32 @@ def _settle(device: torch.device) -> None:
 # --------------------------------------------------------------------------- sizes
 
 
+def _with_held_back(sizes: tuple[int, ...], make: Callable[[int], Iterable[Kernel]]) -> Iterator[Kernel]:
+    """Kernels of `sizes`, and between any two of them one that is held back."""
+    for size in sizes:
+        yield from make(size)
+    for smaller, larger in pairwise(sizes):
+        yield from (replace(kernel, held_back=True) for kernel in make((smaller + larger) // 2))
+
+
 def _sides(accelerator: bool, settings: Settings) -> tuple[int, ...]:
     if accelerator:
-        sides = (256, 512, 1024, 2048, 4096, 8192)
-        return sides if settings.quick else (*sides, 768, 1536, 3072, 6144, 12288)
-    return (64, 128, 256, 512) if settings.quick else (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+        sides = (256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
+        return sides if settings.quick else (*sides, 12288)
+    sides = (64, 96, 128, 192, 256, 384, 512)
+    return sides if settings.quick else (32, 48, *sides, 768, 1024)
 
 
 def _lengths(accelerator: bool, settings: Settings) -> tuple[int, ...]:
     if accelerator:
-        return (512, 2048, 8192) if settings.quick else (256, 512, 1024, 2048, 4096, 8192, 16384)
-    return (128, 512) if settings.quick else (64, 128, 256, 512, 1024)
+        return (512, 1024, 2048, 4096, 8192) if settings.quick else (256, 512, 1024, 2048, 4096, 8192, 16384)
+    return (128, 256, 512) if settings.quick else (64, 128, 256, 512, 1024)
 
 
 def _counts(accelerator: bool, settings: Settings) -> tuple[int, ...]:
     """Elements of a pointwise kernel."""
     exponents = range(16, 29) if accelerator else range(12, 24)
-    return tuple(2**e for e in exponents[:: 3 if settings.quick else 1])
+    return tuple(2**e for e in exponents[:: 2 if settings.quick else 1])
 
 
 # --------------------------------------------------------------------------- kernels

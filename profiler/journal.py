@@ -29,12 +29,12 @@ class Journal:
             lines = [json.dumps({"version": VERSION, "run": dict(run)}), *map(_line, done.values())]
             _attempt(path, lambda: path.write_text("".join(line + "\n" for line in lines)))
 
-    def add(self, measurement: Measurement) -> None:
-        """Keep one more measurement."""
-        self.measurements[measurement.key] = measurement
+    def add(self, *measurements: Measurement) -> None:
+        """Keep more measurements."""
+        self.measurements |= {one.key: one for one in measurements}
         if self._path is not None:
             with self._path.open("a") as file:
-                file.write(_line(measurement) + "\n")
+                file.write("".join(_line(one) + "\n" for one in measurements))
 
     def remove(self) -> None:
         """The profile is complete: its file holds everything."""

@@ -19,6 +19,7 @@ MESSAGE_BYTES = 4 * MIB
 SIDE = {"cpu": 256}
 ACCELERATOR_SIDE = 4096
 MOST_PRODUCTS = 512
+PARTS = ("collective", "compute", "both")
 
 
 def measure(world: World, settings: Settings) -> dict[str, Sample]:

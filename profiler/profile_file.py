@@ -16,8 +16,9 @@ flops / (time * u), u = s(m) s(n) s(k) being the planner's charge for short side
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any
 
 from ..planner.estimate.collectives.traffic import bus_factor
@@ -38,10 +39,10 @@ Points = list[tuple[int, float, float]]
 
 
 def levels(
-    layout: Layout, found: Iterable[Measurement], *, default: Sequence[Mapping[str, Any]], source: str
+    layout: Layout, collectives: Iterable[Measurement], *, default: Sequence[Mapping[str, Any]], source: str
 ) -> list[dict[str, Any]]:
     """The `levels` of the file; `default` holds an inner and an outer level for what was not measured."""
-    curves = list(_curves(found))
+    curves = list(_curves(collectives))
     result = []
     for i, ring in enumerate(layout.rings):
         here = [curve for curve in curves if curve["level"] == i]
@@ -54,10 +55,9 @@ def _curves(found: Iterable[Measurement]) -> Iterator[dict[str, Any]]:
     """One entry for each collective and kind of group."""
     groups: dict[tuple[str, tuple[int, ...]], Points] = {}
     for one in found:
-        if one.kind == "collective":
-            name, members = one.facts["collective"], tuple(one.facts["members"])
-            point = (int(one.facts["bytes"]), one.sample.seconds, one.sample.spread)
-            groups.setdefault((name, members), []).append(point)
+        name, members = one.facts["collective"], tuple(one.facts["members"])
+        point = (int(one.facts["bytes"]), one.sample.seconds, one.sample.spread)
+        groups.setdefault((name, members), []).append(point)
     for (name, members), points in sorted(groups.items()):
         level = max(i for i, count in enumerate(members) if count > 1)
         ranks = 1
@@ -125,7 +125,7 @@ def _link(pair: Mapping[str, Any], ringed: Mapping[str, Any], source: str) -> di
 
 def _entry(curve: Mapping[str, Any], index: int, source: str, *, full: Sequence[int]) -> dict[str, Any]:
     points: Points = curve["points"]
-    times = accumulate((seconds for _, seconds, _ in points), max)
+    times = rising([seconds for _, seconds, _ in points])
     entry: dict[str, Any] = {"collective": str(curve["collective"]), "ranks": curve["ranks"]}
     if tuple(curve["inside"]) != tuple(full):
         entry["inside"] = list(curve["inside"])
@@ -133,6 +133,18 @@ def _entry(curve: Mapping[str, Any], index: int, source: str, *, full: Sequence[
     entry["spread"] = [round(spread, 4) for _, _, spread in points]
     entry["source"] = source
     return entry
+
+
+def rising(times: Sequence[float]) -> list[float]:
+    """The nearest times (geometrically) that never fall: neighbours that fall share their geometric mean."""
+    pools: list[tuple[float, int]] = []
+    for seconds in times:
+        mean, count = math.log(seconds), 1
+        while pools and pools[-1][0] > mean:
+            before, members = pools.pop()
+            mean, count = (before * members + mean * count) / (members + count), members + count
+        pools.append((mean, count))
+    return [math.exp(mean) for mean, count in pools for _ in range(count)]
 
 
 # --------------------------------------------------------------------------- the device

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,50 +19,18 @@ import torch
 
 from .. import __version__
 from ..planner.errors import ProfileError
-from ..planner.layout import Collective
+from ..topologies.document import parse
 from ..topologies.document import read as read_document
 from ..topologies.find import bundled, find
 from ..topologies.importers.detect import bundled_name, detect
 from ..topologies.importers.draft import to_yaml
-from ..topologies.load import load_device
+from ..topologies.load import load_device, topology_of
 from ..topologies.write import write_text
-from . import below_class, collective, compute, journal, overlap, profile_file
+from . import below_class, check, compute, journal, overlap, profile_file, sweep
 from .discovery import Layout, discover
-from .patterns import Pattern, pairs, patterns
+from .session import Say, Session
 from .settings import Measurement, Sample, Settings
 from .world import World
-
-Say = Callable[[str], None]
-
-
-@dataclass(slots=True)
-class Session:
-    """What the steps of one run share."""
-
-    world: World
-    settings: Settings
-    layout: Layout
-    journal: journal.Journal
-    say: Say
-    started_s: float
-    skipped: int = 0
-
-    def take(
-        self, key: str, kind: str, facts: Mapping[str, Any], measure: Callable[[], Sample]
-    ) -> Sample | None:
-        """The sample of `key`: from the journal, or measured now; None if the time is up."""
-        known = self.journal.measurements.get(key)
-        if known is not None:
-            return known.sample
-        spent = self.world.slowest(time.monotonic() - self.started_s)
-        if spent > self.settings.budget_s:
-            self.skipped += 1
-            return None
-        self.world.doing(key)
-        self.say(f"{spent:4.0f} s  {key}")
-        sample = measure()
-        self.journal.add(Measurement(key=key, kind=kind, facts=dict(facts), sample=sample))
-        return sample
 
 
 def profile(
@@ -98,12 +66,12 @@ def _profile(world: World, output: Path, settings: Settings, *, resume: bool, re
     say(f"{world.size} ranks of {layout.device_name}: {' x '.join(map(str, layout.sizes))}, {world.backend}")
     book = _open_journal(world, output, layout, settings, resume=resume, say=say)
     session = Session(world, settings, layout, book, say, started_s)
-    _kernels(session, priced=True)
-    own_s = _own_speed(world)
+    sweep.kernels(session, priced=True)
+    own_s = sweep.own_speed(world)
     if world.size > 1:
-        _collectives(session)
-        _overlap(session)
-    _kernels(session, priced=False)
+        sweep.collectives(session)
+        sweep.overlaps(session)
+    sweep.kernels(session, priced=False)
     if world.rank == 0:
         data = _document(session, own_s, redact=redact, name=output.stem)
         write_text(output, to_yaml(data))
@@ -135,92 +103,22 @@ def _open_journal(
     return journal.Journal(path if world.rank == 0 else None, run, done)
 
 
-# --------------------------------------------------------------------------- what is measured
-
-
-def _kernels(session: Session, *, priced: bool) -> None:
-    """Those whose family the planner prices, or (last, if time is left) those that only check it."""
-    world, settings = session.world, session.settings
-    wanted = compute.kernels(world.device, settings, free_bytes=session.layout.free_bytes)
-    for kernel in (compute.launch_gap(), *wanted):
-        if (kernel.family == "other") == priced:
-            continue
-        facts = {
-            "name": kernel.name, "family": kernel.family, "dtype": kernel.dtype, "flops": kernel.flops,
-            "bytes": kernel.nbytes, "shape": kernel.shape,
-        }  # fmt: skip
-
-        def measure(kernel: compute.Kernel = kernel) -> Sample:
-            with torch.enable_grad():
-                return compute.measure(kernel, world.device, settings, agree=world.slowest)
-
-        session.take(kernel.key, "kernel", facts, measure)
-
-
-def _own_speed(world: World) -> list[float]:
-    """Each rank's own time for one kernel, to find a slow device."""
-    side = 256 if world.device.type == "cpu" else 4096
-    a = torch.randn(side, side, device=world.device)
-    times = []
-    for _ in range(5):
-        world.settle()
-        start = time.perf_counter()
-        for _ in range(10):
-            a @ a
-        world.settle()
-        times.append(time.perf_counter() - start)
-    return [float(facts["seconds"]) for facts in world.gather("own speed", {"seconds": min(times)})]
-
-
-def _collectives(session: Session) -> None:
-    sizes, quick = session.layout.sizes, session.settings.quick
-    for pattern in pairs(sizes):
-        _pattern(session, pattern, (Collective.SEND_RECV,))
-    for pattern in patterns(sizes, quick=quick):
-        _pattern(session, pattern, collective.GROUPED)
-
-
-def _pattern(session: Session, pattern: Pattern, collectives: Sequence[Collective]) -> None:
-    world, settings = session.world, session.settings
-    group, ranks = world.groups(pattern.groups)
-    standing = ranks or pattern.groups[0]
-    for which in collectives:
-        first_s = None
-        for nbytes in collective.sizes(settings, free_bytes=session.layout.free_bytes):
-            exact = collective.exact_bytes(nbytes, pattern.size)
-            facts = {"collective": str(which), "members": list(pattern.members), "bytes": exact}
-
-            def measure(which: Collective = which, nbytes: int = nbytes) -> Sample:
-                return collective.measure(world, which, group, standing, nbytes, settings)
-
-            key = f"{which}/{pattern}/{exact} bytes"
-            sample = session.take(key, "collective", facts, measure)
-            if sample is None:
-                break
-            first_s = sample.seconds if first_s is None else first_s
-            if first_s + (sample.seconds - first_s) * settings.growth > settings.longest_s:
-                break  # the part that grows with the message would make the next size too slow
-
-
-def _overlap(session: Session) -> None:
-    """All three or none: they belong together."""
-    keys = [f"overlap/{part}" for part in ("collective", "compute", "both")]
-    if all(key in session.journal.measurements for key in keys):
-        return
-    spent = session.world.slowest(time.monotonic() - session.started_s)
-    if spent > session.settings.budget_s:
-        session.skipped += 1
-        return
-    session.world.doing("overlap of an all-reduce with matrix products")
-    for part, sample in overlap.measure(session.world, session.settings).items():
-        one = Measurement(key=f"overlap/{part}", kind="overlap", facts={"part": part}, sample=sample)
-        session.journal.add(one)
-
-
 # --------------------------------------------------------------------------- the file
 
 
 def _document(session: Session, own_s: Sequence[float], *, redact: bool, name: str) -> dict[str, Any]:
+    """The file's data, with the held-back sizes that the curves missed."""
+    found = list(session.journal.measurements.values())
+    of_curves = [one for one in found if one.kind == "collective"]
+    first = _cluster(session, of_curves, own_s, redact=redact, name=name)
+    missed = check.errors(found, topology_of(parse(to_yaml(first), Path(name))))
+    whole = _cluster(session, check.joined(found, missed), own_s, redact=redact, name=name)
+    return {**whole, "profile": {**whole["profile"], "check": check.summary(missed)}}
+
+
+def _cluster(
+    session: Session, collectives: Sequence[Measurement], own_s: Sequence[float], *, redact: bool, name: str
+) -> dict[str, Any]:
     world, layout = session.world, session.layout
     found = list(session.journal.measurements.values())
     today = datetime.now(UTC).strftime("%Y-%m-%d")
@@ -231,7 +129,7 @@ def _document(session: Session, own_s: Sequence[float], *, redact: bool, name: s
     sheet = read_document(find("device", kind, "devices")).data if kind else None
     expected = detect(device=kind if kind != "cpu" else None).data["levels"]
     dtype = compute.main_dtype(world.device)
-    levels = profile_file.levels(layout, found, default=expected, source=source)
+    levels = profile_file.levels(layout, collectives, default=expected, source=source)
     hosts = [f"host {i}" for i in range(len(layout.hosts))] if redact else list(layout.hosts)
     ranks_hosts = [hosts[rank * len(hosts) // world.size] for rank in range(world.size)]
     warnings = [
@@ -264,9 +162,8 @@ def _budget_notes(session: Session) -> Iterator[str]:
 
 def _overlap_record(session: Session) -> dict[str, float] | None:
     found = session.journal.measurements
-    parts = ("collective", "compute", "both")
-    if not all(f"overlap/{part}" in found for part in parts):
+    if not all(f"overlap/{part}" in found for part in overlap.PARTS):
         return None
-    samples = {part: found[f"overlap/{part}"].sample for part in parts}
-    times = {f"{part}_us": float(f"{samples[part].seconds * 1e6:.5g}") for part in parts}
+    samples = {part: found[f"overlap/{part}"].sample for part in overlap.PARTS}
+    times = {f"{part}_us": float(f"{samples[part].seconds * 1e6:.5g}") for part in overlap.PARTS}
     return {"sigma": float(f"{overlap.sigma(samples):.4g}"), **times}

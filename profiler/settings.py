@@ -22,9 +22,12 @@ class Settings:
     longest_s: float
     """A collective that takes longer than this is not measured at larger sizes."""
     batch_s: float
-    """One timed batch lasts at least this long, so that clocks and launches do not matter."""
+    """One timed batch lasts at least this long, so that clocks and launches do not matter; short enough that
+    most batches are not interrupted."""
     batches: tuple[int, int]
     """Fewest and most batches of one measurement."""
+    enough_s: float
+    """Seconds after which a measurement is not repeated any more."""
     spread: float
     """Half the interquartile range over the median at which repeating stops."""
     timeout_s: float = 45.0
@@ -33,18 +36,33 @@ class Settings:
 
 
 QUICK = Settings(
-    quick=True, budget_s=100.0, growth=8, longest_s=0.1, batch_s=0.004, batches=(5, 12), spread=0.05
+    quick=True,
+    budget_s=95.0,
+    growth=4,
+    longest_s=0.1,
+    batch_s=0.002,
+    batches=(9, 40),
+    enough_s=0.5,
+    spread=0.05,
 )
 FULL = Settings(
-    quick=False, budget_s=1800.0, growth=4, longest_s=1.0, batch_s=0.02, batches=(7, 40), spread=0.02
+    quick=False,
+    budget_s=1800.0,
+    growth=4,
+    longest_s=1.0,
+    batch_s=0.005,
+    batches=(15, 100),
+    enough_s=10.0,
+    spread=0.02,
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """Seconds of one execution: the median of several batches and how far they lie apart."""
+    """Seconds of one execution and how far several batches lie apart."""
 
     seconds: float
+    """The lower quartile of the batches: whatever else a machine does can only add to a time."""
     spread: float
     """Half the interquartile range over the median."""
     batches: int
@@ -56,6 +74,6 @@ class Measurement:
 
     key: str
     kind: str
-    """`kernel`, `collective`, `overlap` or `link`."""
+    """`kernel`, `collective`, `overlap`, `block`; `kernel check` and `collective check` were held back."""
     facts: dict[str, Any] = field(default_factory=dict)
     sample: Sample

@@ -1,49 +1,86 @@
 """Repeat until the spread is small.
 
-In: a function that runs `n` executions and returns their seconds, and how all ranks agree on a number.
-Out: a `Sample`. All ranks make the same number of calls, because every decision rests on agreed numbers.
+In: functions that run `n` executions and return their seconds, and how all ranks agree on a number. Out: a
+`Sample` for each. All ranks make the same number of calls, because every decision rests on agreed numbers.
+
+Measurements that will be compared (the sizes of one curve) are taken in turns, a batch of each and then
+again: whatever else the machine does for a while, it does to all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from statistics import median, quantiles
+from collections.abc import Callable, Mapping, Sequence
+from statistics import quantiles
+from typing import NamedTuple
 
 from .settings import Sample, Settings
 
 MOST_EXECUTIONS = 10_000
 """In one batch; below a microsecond each, the clock itself is what is measured."""
+FEWEST_BATCHES = 3
+"""Before a measurement that takes too long may end."""
 
 Run = Callable[[int], float]
 Agree = Callable[[float], float]
 
 
-def sample(run: Run, settings: Settings, *, agree: Agree = lambda seconds: seconds) -> Sample:
+class Batch(NamedTuple):
+    """How many executions make a batch, and the seconds of one execution while finding out."""
+
+    executions: int
+    seconds: float
+
+
+def alone(seconds: float) -> float:
+    """The agreement of a single process."""
+    return seconds
+
+
+def sample(run: Run, settings: Settings, *, agree: Agree = alone) -> Sample:
     """Seconds of one execution of what `run(n)` runs `n` times. The first batch only warms up."""
-    count = _executions(run, settings, agree)
+    return in_turns({"": run}, {"": warm_up(run, settings, agree)}, settings, agree=agree)[""]
+
+
+def in_turns(
+    runs: Mapping[str, Run], batches: Mapping[str, Batch], settings: Settings, *, agree: Agree = alone
+) -> dict[str, Sample]:
+    """A sample of each run, by key; a run that is settled goes on as long as others of its turn do."""
     fewest, most = settings.batches
-    times: list[float] = []
-    while len(times) < most:
-        times.append(agree(run(count) / count))
-        if len(times) >= fewest and spread(times) <= settings.spread:
+    times: dict[str, list[float]] = {key: [] for key in runs}
+    spent = dict.fromkeys(runs, 0.0)
+    for turn in range(1, most + 1):
+        for key, run in runs.items():
+            if turn > FEWEST_BATCHES and spent[key] > settings.enough_s:
+                continue
+            seconds = agree(run(batches[key].executions))
+            spent[key] += seconds
+            times[key].append(seconds / batches[key].executions)
+        if turn >= fewest and all(spread(found) <= settings.spread for found in times.values()):
             break
-        if len(times) >= 3 and sum(times) * count > most * max(settings.batch_s, settings.longest_s):
-            break
-    return Sample(seconds=median(times), spread=spread(times), batches=len(times))
+    return {
+        key: Sample(seconds=quartiles(found)[0], spread=spread(found), batches=len(found))
+        for key, found in times.items()
+    }
 
 
 def spread(times: Sequence[float]) -> float:
     """Half the interquartile range over the median; robust against a few interrupted batches."""
-    low, _, high = quantiles(times, n=4, method="inclusive")
-    return (high - low) / 2 / median(times)
+    low, middle, high = quartiles(times)
+    return (high - low) / 2 / middle
 
 
-def _executions(run: Run, settings: Settings, agree: Agree) -> int:
-    """How many executions make a batch, found while warming up."""
+def quartiles(times: Sequence[float]) -> tuple[float, float, float]:
+    """The values below which a quarter, a half and three quarters of `times` lie."""
+    low, middle, high = quantiles(times, n=4, method="inclusive")
+    return low, middle, high
+
+
+def warm_up(run: Run, settings: Settings, agree: Agree = alone) -> Batch:
+    """How many executions make a batch of `batch_s`."""
     count = 1
     while True:
         seconds = agree(run(count))
         if seconds >= settings.batch_s or count >= MOST_EXECUTIONS:
-            return count
+            return Batch(count, seconds / count)
         wanted = count * settings.batch_s / max(seconds, 1e-9) * 1.2
         count = min(MOST_EXECUTIONS, max(2 * count, int(wanted)))

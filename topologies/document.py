@@ -53,10 +53,17 @@ def spell(field: FieldPath) -> str:
 
 
 def read(path: Path) -> Document:
-    """Parse `path`. Raises `TopologyError` for anything that is not one YAML mapping."""
+    """Parse the file `path`. Raises as `parse`, or `TopologyError` if it cannot be read."""
+    return parse(_text(path), path)
+
+
+def parse(text: str, path: Path) -> Document:
+    """Parse a text that is, or will be, the file `path`.
+
+    Raises `TopologyError` for anything that is not one YAML mapping.
+    """
     import yaml
 
-    text = _text(path)
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
     try:
         node = loader.get_single_node()

@@ -150,6 +150,16 @@ class OverlapRecord(Model):
     both_us: Annotated[float, Field(gt=0)]
 
 
+class CheckRecord(Model):
+    """How well the curves predict sizes that were held back from them."""
+
+    sizes: Annotated[int, Field(gt=0)]
+    """How many were held back."""
+    median_error: Annotated[float, Field(ge=0)]
+    """Of the predicted over the measured time, without sign."""
+    p90_error: Annotated[float, Field(ge=0)]
+
+
 class ProfileRecord(Model):
     """How the measurements of a cluster file were made."""
 
@@ -163,6 +173,7 @@ class ProfileRecord(Model):
     seed: int
     quick: bool
     measured_s: Annotated[float, Field(ge=0)]
+    check: dict[Literal["collectives", "kernels"], CheckRecord] = {}
     overlap: OverlapRecord | None = None
     kernels: list[KernelRecord] = []
     warnings: list[Text] = []
@@ -186,17 +197,6 @@ class ClusterFile(Model):
     """How the measurements were made."""
     levels: Annotated[list[LevelFile], Field(min_length=1)]
 
-
-class CurveFile(Model):
-    """`curves/nccl-*.yaml`."""
-
-    name: Text
-    device: Text
-    library: Text
-    link: Text
-    source: Text
-    caveat: str = ""
-    curves: Annotated[list[CurveEntry], Field(min_length=1)]
 
 class KindEntry(Model):
     """One kind of nodes of a cluster that has several."""
@@ -223,6 +223,17 @@ class MixedFile(Model):
     kinds: Annotated[list[KindEntry], Field(min_length=2)]
     link: LinkFile
 
+
+class CurveFile(Model):
+    """`curves/nccl-*.yaml`."""
+
+    name: Text
+    device: Text
+    library: Text
+    link: Text
+    source: Text
+    caveat: str = ""
+    curves: Annotated[list[CurveEntry], Field(min_length=1)]
 
 
 Efficiencies = dict[str, dict[Family, EfficiencyEntry]]

@@ -129,6 +129,8 @@ def test_the_file_says_how_it_was_made(four: Path):
         "cross-entropy", "adamw step", "launch gap",
     }  # fmt: skip
     assert record["overlap"]["sigma"] >= 1.0
+    assert record["check"]["collectives"]["sizes"] == 17  # one between two sizes of each curve
+    assert record["check"]["kernels"]["sizes"] > 10
 
 
 def test_two_ranks_of_one_node_redacted(tmp_path: Path):

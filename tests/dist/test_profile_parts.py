@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,13 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tpplan import cli
 from tpplan.planner.errors import TopologyError
-from tpplan.profiler import below_class, journal, profile_file
+from tpplan.planner.estimate.compute import kernel_time
+from tpplan.profiler import below_class, check, journal, profile_file
 from tpplan.profiler.discovery import tiers
 from tpplan.profiler.overlap import sigma
 from tpplan.profiler.patterns import pairs, pattern, patterns
 from tpplan.profiler.settings import QUICK, Measurement, Sample
-from tpplan.profiler.timing import sample, spread
-from tpplan.topologies import load_device
+from tpplan.profiler.timing import Batch, in_turns, sample, spread
+from tpplan.topologies import load_device, load_file
 
 
 def one(key: str, *, kind: str = "kernel", seconds: float = 1e-3, **facts) -> Measurement:
@@ -115,6 +118,35 @@ def test_short_executions_are_timed_in_long_batches():
     assert counts[-1] * 1e-6 >= QUICK.batch_s / 2
 
 
+def test_what_belongs_together_is_taken_in_turns():
+    order: list[str] = []
+
+    def run(key: str, seconds: float):
+        def execute(count: int) -> float:
+            order.append(key)
+            return seconds * count
+
+        return execute
+
+    runs = {key: run(key, seconds) for key, seconds in (("a", 0.001), ("b", 0.002))}
+    found = in_turns(runs, {key: Batch(2, 0.001) for key in runs}, QUICK)
+    assert order == ["a", "b"] * QUICK.batches[0]
+    assert {key: one.seconds for key, one in found.items()} == {"a": 0.001, "b": pytest.approx(0.002)}
+
+
+def test_one_that_takes_long_is_repeated_less():
+    clock = iter(range(1, 1000))
+    runs = {"short": lambda n: n * (1e-3 if next(clock) % 2 else 3e-3), "long": lambda n: n * 0.4}
+    found = in_turns(runs, dict.fromkeys(runs, Batch(1, 1.0)), QUICK)
+    assert (found["short"].batches, found["long"].batches) == (QUICK.batches[1], 3)
+
+
+def test_interruptions_only_add():
+    times = iter([1.0, 1.0, 1.0, 5.0, 5.0, 5.0, 5.0] * 9)
+    settings = replace(QUICK, enough_s=1e9)
+    assert in_turns({"": lambda n: next(times)}, {"": Batch(1, 1.0)}, settings)[""].seconds == 1.0
+
+
 def test_spread_ignores_one_interrupted_batch():
     assert spread([1.0, 1.0, 1.0, 1.0, 9.0]) == 0.0
 
@@ -189,6 +221,15 @@ def test_larger_kernels_are_never_faster():
     assert times == sorted(times) and held[1] == [2.0, 1.0] and held[2] == [4.0, 2.0]
 
 
+@given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=12))
+def test_times_are_made_to_rise_by_pooling_neighbours(times: list[float]):
+    held = profile_file.rising(times)
+    assert all(a <= b * (1 + 1e-9) for a, b in pairwise(held))
+    assert math.prod(b / a for a, b in zip(times, held, strict=True)) == pytest.approx(1.0)
+    if times == sorted(times):
+        assert held == pytest.approx(times)
+
+
 def test_curves_are_monotone_and_say_how_groups_lie():
     found = [
         one(f"{members} {size}", kind="collective", seconds=seconds, collective="all-gather",
@@ -207,7 +248,7 @@ def test_curves_are_monotone_and_say_how_groups_lie():
     assert "measured" not in node and node["sources"]["gb_per_s"].startswith("not measured")
     apart, full = cluster["measured"]
     assert apart["inside"] == [1] and "inside" not in full
-    assert apart["bytes_us"] == [[1024, 200.0], [65536, 200.0], [2**20, 1000.0]]
+    assert apart["bytes_us"] == [[1024, 141.42], [65536, 141.42], [2**20, 1000.0]]
 
 
 def test_sigma_is_at_least_one():
@@ -256,6 +297,47 @@ def test_a_damaged_profile_is_a_clear_error(tmp_path: Path, capsys, right: str, 
     path.write_text(CLUSTER.replace(right, wrong, 1))
     assert cli.main(["topology", "show", str(path)]) == 2
     assert message in capsys.readouterr().err
+
+
+# --------------------------------------------------------------------------- held back
+
+
+def lab(tmp_path: Path):
+    """Two nodes of two, whose all-reduce over all four takes 100 us + 1 us a KiB."""
+    points = [[size, 100 + size / 1024] for size in (1024, 4096, 16384, 65536)]
+    path = tmp_path / "lab.yaml"
+    path.write_text(CLUSTER.replace("[[8, 1]]", json.dumps(points)))
+    return load_file(path)
+
+
+def held(nbytes: int, us: float) -> Measurement:
+    return one(f"{nbytes}", kind="collective check", seconds=us * 1e-6, collective="all-reduce",
+               members=[2, 2], bytes=nbytes)  # fmt: skip
+
+
+def test_held_back_sizes_tell_how_well_curves_predict(tmp_path: Path):
+    found = [held(8192, 108.0), held(32768, 200.0)]
+    errors = check.errors(found, lab(tmp_path))
+    assert errors["collectives"] == {
+        "8192": pytest.approx((104 * 116) ** 0.5 / 108 - 1),  # between 4 and 16 KiB, in log-log
+        "32768": pytest.approx((116 * 164) ** 0.5 / 200 - 1),
+    }
+    summary = check.summary(errors)
+    assert summary["collectives"]["sizes"] == 2 and "kernels" not in summary
+    assert summary["collectives"]["median_error"] == pytest.approx(0.164, abs=1e-3)
+
+
+def test_a_held_back_size_that_was_missed_joins_its_curve(tmp_path: Path):
+    found = [held(8192, 108.0), held(32768, 200.0), one("kernel")]
+    assert [m.key for m in check.joined(found, check.errors(found, lab(tmp_path)))] == ["32768"]
+
+
+def test_kernels_are_predicted_as_the_planner_does(tmp_path: Path):
+    gemm_96 = replace(gemm(96, 1.0), kind="kernel check")
+    topology = lab(tmp_path)
+    (error,) = check.errors([gemm_96], topology)["kernels"].values()
+    predicted = kernel_time(check.work(gemm_96.facts), topology.device).seconds
+    assert error == pytest.approx(predicted / 1.0 - 1.0)
 
 
 # --------------------------------------------------------------------------- below class
