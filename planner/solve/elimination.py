@@ -153,7 +153,7 @@ def _least(node: int, tables: Mapping[Scope, Matrix], around: Scope) -> Matrix:
 
 
 def _laid(node: int, scope: Scope, table: Matrix, around: Scope) -> Matrix:
-    """The table with the node's axis first, then one per node of `around`, of length one where it lacks it."""
+    """The table with the node's axis first, then one per node of `around`; of length one if it lacks it."""
     first = np.moveaxis(table, scope.index(node), 0)
     lengths = dict(zip((n for n in scope if n != node), first.shape[1:], strict=True))
     return first.reshape(first.shape[0], *(lengths.get(n, 1) for n in around))
