@@ -156,3 +156,6 @@ MaxRestarts = Annotated[int, number("--max-restarts", "N", "Start again so often
 OnCpu = Annotated[bool, option("--on-cpu", None, "Rehearse: all ranks on the CPUs of this machine.")]
 DryRun = Annotated[bool, option("--dry-run", None, "Print the torchrun line and stop.")]
 BatchSystem = Annotated[str | None, option("--to", "X", "Write launch files instead: slurm or kubernetes.")]
+Steps = Annotated[int, number("--steps", "N", "Steps to time (default 10).")]
+Warmup = Annotated[int, number("--warmup", "N", "Steps to run before, besides the first (default 2).")]
+Runs = Annotated[Path | None, option("--runs", "FILE", "Add the result to this file, for `calibrate`.")]

@@ -1,4 +1,4 @@
-"""Commands that run a plan: `verify`, `run`."""
+"""Commands that run a plan: `verify`, `run`, `bench`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
@@ -25,14 +25,24 @@ from .options import (
     OnCpu,
     Quiet,
     Ranks,
+    Runs,
     SavedPlan,
     Script,
     ScriptArguments,
+    Steps,
+    Warmup,
 )
-from .output import write_files
+from .output import check_output, write_files
 from .streams import console, print_json, progress_line, stdout_to_stderr
 
+if TYPE_CHECKING:
+    from ..planner.plan import Plan
+    from ..runtime.bench import Measured
+
 commands = typer.Typer()
+
+CPU = "cpu"
+"""The device of plans whose ranks are processes, which can be forked here."""
 
 
 @commands.command(
@@ -137,10 +147,89 @@ def _give(files: dict[str, str], notes: Sequence[str], directory: Path | None, *
             print(f"# {name}\n{text}")
 
 
-def _become_torchrun(line: Sequence[str], *, plan: Path, on_cpu: bool) -> NoReturn:
+def _become_torchrun(line: Sequence[str], *, plan: Path | None, on_cpu: bool) -> NoReturn:
     """This process goes on as torchrun: signals, output and exit code are its own."""
-    variables = {**os.environ, "PLAN": str(plan.resolve())}
+    variables = dict(os.environ)
+    if plan:
+        variables["PLAN"] = str(plan.resolve())
     if on_cpu:
         variables["CUDA_VISIBLE_DEVICES"] = ""
     sys.stdout.flush()
     os.execve(sys.executable, [sys.executable, "-m", "torch.distributed.run", *line], variables)
+
+
+@commands.command(
+    epilog="""Examples:
+
+    tpplan bench plan.yaml small.py --steps 20
+
+    tpplan bench plan.yaml small.py --runs runs.yaml --json
+
+    torchrun --nnodes 2 --nproc-per-node 8 ... -m tpplan bench plan.yaml model.py"""
+)
+def bench(
+    plan: SavedPlan,
+    model: Model,
+    steps: Steps = 10,
+    warmup: Warmup = 2,
+    runs: Runs = None,
+    json_: Json = False,
+) -> None:
+    """Measure a plan's step here: time, phases and memory, beside what was predicted."""
+    from ..planner.plan_file import load
+
+    check_output(runs, "--runs", "runs.yaml")
+    found = load(plan)
+    if "RANK" not in os.environ and found.cluster.device != CPU:
+        _bench_under_torchrun(found)
+    with stdout_to_stderr():
+        measured = _measured(found, model, steps=steps, warmup=warmup)
+    if os.environ.get("RANK", "0") == "0":
+        _show_measured(found, measured, json_=json_)
+        if runs:
+            from datetime import date
+
+            from ..runtime.record import add_run
+
+            add_run(runs, measured, model=model, plan=plan, today=date.today())
+
+
+def _measured(plan: Plan, model: str, *, steps: int, warmup: int) -> Measured:
+    from ..planner.trace.runnable import runnable
+    from ..runtime import bench as run
+    from ..runtime.verify import samples
+
+    with runnable(model) as file:
+        trial = run.Trial(
+            build=file.build,
+            batch=file.inputs(samples(plan), plan.job.seq_len),
+            loss=file.loss,
+            plan=plan,
+            steps=steps,
+            warmup=warmup,
+        )
+        return run.bench_here(trial) if "RANK" in os.environ else run.bench_forked(trial)
+
+
+def _bench_under_torchrun(plan: Plan) -> NoReturn:
+    """Start again with one rank for each device. Raises when that takes more than this machine."""
+    from ..report.exporters.launch import arguments, launch_of
+    from ..runtime.launch import check_devices
+
+    if plan.cluster.nodes > 1:
+        raise OptionError(
+            f"the plan is for {plan.cluster.nodes} nodes: start it on each of them, "
+            "torchrun --nnodes ... -m tpplan bench ..."
+        )
+    how = launch_of(plan, address=None, max_restarts=0, one_node=True)
+    check_devices(plan, how.per_node)
+    _become_torchrun(arguments(how, ["-m", "tpplan", *sys.argv[1:]]), plan=None, on_cpu=False)
+
+
+def _show_measured(plan: Plan, measured: Measured, *, json_: bool) -> None:
+    from ..report.terminal.measurement import measurement_document, render_measurement
+
+    if json_:
+        print_json(measurement_document(plan, measured))
+    else:
+        console().print(render_measurement(plan, measured))

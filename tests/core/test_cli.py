@@ -50,6 +50,7 @@ FLAGS = {
     "explain": {"--json"},
     "compare": {"--json"},
     "verify": {"--ranks", "--json", "--quiet", "-q"},
+    "bench": {"--steps", "--warmup", "--runs", "--json"},
     "run": {
         "--address", "--max-restarts", "--on-cpu", "--dry-run", "--to", "--output", "-o", "--quiet", "-q",
     },
