@@ -48,7 +48,9 @@ def obstacle(graph: Graph, cp: int, framework: str) -> str | None:
     if not any(_looks_up_tokens(op) for op in ops):
         return "no token ids (batch, sequence) are looked up, where the sequence could be cut"
     whole = next((op for op in ops if _needs_all(op, cp)), None)
-    return None if whole is None else f"{whole.module or whole.name} ({whole.target}) needs the whole sequence"
+    return (
+        None if whole is None else f"{whole.module or whole.name} ({whole.target}) needs the whole sequence"
+    )
 
 
 def _looks_up_tokens(op: Op) -> bool:

@@ -151,7 +151,7 @@ def _skipped(own: Sequence[float], rank: int, pp: int, microbatches: int) -> flo
     return same_group * own[-1] + next_group * own[0]
 
 
-# --------------------------------------------------------------------------- zbv
+# --------------------------------------------------------------------------- the V: zbv and dualpipev
 
 
 def zbv_path(
@@ -191,8 +191,34 @@ def zbv_even(
     """
     stages = len(forward_s)
     pp = stages // 2
-    whole = [f + i + w for f, i, w in zip(forward_s, input_s, weight_s, strict=True)]
-    slowest = max(whole[rank] + whole[stages - 1 - rank] for rank in range(pp))
+    slowest = _slowest_pair(forward_s, input_s, weight_s)
     forward, inputs = sum(forward_s) / stages, sum(input_s) / stages
     bubble = (pp - 1) * max(forward, inputs) + max(0, pp - 2) * max(0.0, forward - inputs)
     return microbatches * slowest + bubble + max(0, 5 * pp - 7) * p2p_s
+
+
+def dualpipev_even(
+    forward_s: Sequence[float],
+    input_s: Sequence[float],
+    weight_s: Sequence[float],
+    *,
+    microbatches: int,
+    p2p_s: float,
+) -> float:
+    """The slowest rank's work, and the bubble that even stages of the same mean would have.
+
+    Read off simulations of even stages: the bubble is (p - 1) max(f, f + i - w) + (p - 2) max(0, i - f),
+    and 4 (p - 1) transfers are exposed.
+    """
+    stages = len(forward_s)
+    pp = stages // 2
+    forward, inputs, weights = (sum(times) / stages for times in (forward_s, input_s, weight_s))
+    bubble = (pp - 1) * max(forward, forward + inputs - weights) + max(0, pp - 2) * max(0.0, inputs - forward)
+    slowest = _slowest_pair(forward_s, input_s, weight_s)
+    return microbatches * slowest + bubble + 4 * (pp - 1) * p2p_s
+
+
+def _slowest_pair(*seconds: Sequence[float]) -> float:
+    """The most that a rank of a V does for one microbatch."""
+    whole = [sum(parts) for parts in zip(*seconds, strict=True)]
+    return max(first + second for first, second in zip(whole, reversed(whole), strict=True))

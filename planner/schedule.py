@@ -7,8 +7,8 @@ estimate of one step's pipeline time for uneven stages (`step_bound`, `step_esti
 noun `Timeline` that `planner.simulate` fills and reports draw.
 
 Stages are numbered along the model, 0 .. pp * virtual_stages - 1. Ranks hold them in a loop
-(stage modulo pp), except `zbv`, where they go down the ranks and come back up (a V), so that a
-rank holds one early and one late stage.
+(stage modulo pp), except `zbv` and `dualpipev`, where they go down the ranks and come back up (a V),
+so that a rank holds one early and one late stage.
 
 | name | order on a rank | source |
 |---|---|---|
@@ -17,6 +17,7 @@ rank holds one early and one late stage.
 | `interleaved` | 1f1b over several stages per rank | Narayanan et al. 2021, arXiv:2104.04473 |
 | `zb-h1` | 1f1b; weight gradients wait until they fill the bubble | Qi et al. 2023, arXiv:2401.10241 |
 | `zbv` | two stages per rank in a V; weight gradients fill the rest | Qi et al. 2024, arXiv:2405.15362 |
+| `dualpipev` | a V; forward of one stage, backward of the other in turn | DeepSeek-AI 2024, arXiv:2412.19437 |
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from .errors import OptionError, did_you_mean
-from .pipeline_paths import gpipe_path, interleaved_path, one_f_one_b_path, zbv_even, zbv_path
+from .pipeline_paths import dualpipev_even, gpipe_path, interleaved_path, one_f_one_b_path, zbv_even, zbv_path
 
 
 class ActionKind(StrEnum):
@@ -69,6 +70,11 @@ class Schedule(StrEnum):
     INTERLEAVED = "interleaved"
     ZB_H1 = "zb-h1"
     ZBV = "zbv"
+    DUALPIPEV = "dualpipev"
+
+
+V_SHAPED = (Schedule.ZBV, Schedule.DUALPIPEV)
+"""Schedules whose ranks hold one early and one late stage."""
 
 
 # --------------------------------------------------------------------------- names and legality
@@ -99,10 +105,11 @@ def illegality(name: str, *, pp: int, virtual_stages: int, microbatches: int) ->
             below, above = microbatches // pp * pp, -(-microbatches // pp) * pp
             nearest = f"{below} or {above}" if below else f"{above}"
             return f"interleaved: {microbatches} microbatches do not divide by pp={pp}; nearest: {nearest}"
-        case Schedule.ZBV if virtual_stages != 2:
-            return f"zbv: virtual_stages is {virtual_stages}, but a V has exactly 2 stages per rank"
-        case Schedule.ZBV if microbatches < 2 * pp:
-            return f"zbv: {microbatches} microbatches are too few for pp={pp}; at least {2 * pp} fill the V"
+        case Schedule.ZBV | Schedule.DUALPIPEV if virtual_stages != 2:
+            return f"{schedule}: virtual_stages is {virtual_stages}, but a V has exactly 2 stages per rank"
+        case Schedule.ZBV | Schedule.DUALPIPEV if microbatches < 2 * pp:
+            least = f"at least {2 * pp} fill the V"
+            return f"{schedule}: {microbatches} microbatches are too few for pp={pp}; {least}"
         case Schedule.GPIPE | Schedule.ONE_F_ONE_B | Schedule.ZB_H1 if virtual_stages > 1:
             return f"{schedule}: virtual_stages is {virtual_stages}, but must be 1 (interleaved takes more)"
     return None
@@ -118,7 +125,7 @@ def check(name: str, *, pp: int, virtual_stages: int, microbatches: int) -> Sche
 
 def stages_of(name: str, *, pp: int, virtual_stages: int, rank: int) -> tuple[int, ...]:
     """The stages that `rank` holds, in model order."""
-    if schedule_named(name) is Schedule.ZBV:
+    if schedule_named(name) in V_SHAPED:
         return (rank, 2 * pp - 1 - rank)
     return tuple(range(rank, pp * virtual_stages, pp))
 
@@ -204,12 +211,37 @@ def _zbv(pp: int, virtual_stages: int, microbatches: int, rank: int) -> Iterator
     yield from _numbered(steps)
 
 
+def _dualpipev(pp: int, virtual_stages: int, microbatches: int, rank: int) -> Iterator[Action]:
+    """A forward of one stage and a backward of the other in turn, once the V is full.
+
+    Weight gradients wait while the V fills its end (so that the turn hurries) and in the last pp input
+    gradients of each rank, which others wait for.
+    """
+    down, up, ahead = rank, 2 * pp - 1 - rank, pp - 1 - rank
+    steps = [(FORWARD, down)] * (2 * ahead)
+    steps += [(FORWARD, down), (FORWARD, up)] * (rank + 1)
+    steps += [(BACKWARD_INPUT, up), (BACKWARD_WEIGHT, up), (FORWARD, up)] * ahead
+    steady = [(FORWARD, down), (BACKWARD, up), (FORWARD, up), (BACKWARD, down)]
+    steps += steady * (microbatches - 2 * pp + rank + 1)
+    steps += [(BACKWARD, up), (FORWARD, up), (BACKWARD, down)] * ahead
+    ending = [up, down] * (rank + 1)
+    steps += [(BACKWARD, stage) for stage in ending[: rank + 1]]
+    late = [*ending[rank + 1 :], *[down] * ahead]
+    steps += [(BACKWARD_INPUT, stage) for stage in late[: rank + 1]]
+    for i, stage in enumerate(late[rank + 1 :]):
+        steps += [(BACKWARD_WEIGHT, late[i]), (BACKWARD_INPUT, stage)]
+    steps += [(BACKWARD_WEIGHT, stage) for stage in late[ahead:]]
+    yield from _numbered(steps)
+
+
 def _numbered(steps: list[tuple[ActionKind, int]]) -> Iterator[Action]:
-    """Give each step the next microbatch of its kind and stage."""
+    """Give each step the next microbatch of its kind and stage; a whole backward counts as both its parts."""
     counts: dict[tuple[ActionKind, int], int] = {}
-    for step in steps:
-        counts[step] = counts.get(step, -1) + 1
-        yield Action(*step, counts[step])
+    for kind, stage in steps:
+        parts = (BACKWARD_INPUT, BACKWARD_WEIGHT) if kind is BACKWARD else (kind,)
+        for part in parts:
+            counts[part, stage] = counts.get((part, stage), -1) + 1
+        yield Action(kind, stage, counts[parts[0], stage])
 
 
 _ORDERS: dict[Schedule, Callable[[int, int, int, int], Iterator[Action]]] = {
@@ -218,6 +250,7 @@ _ORDERS: dict[Schedule, Callable[[int, int, int, int], Iterator[Action]]] = {
     Schedule.INTERLEAVED: _interleaved,
     Schedule.ZB_H1: _zb_h1,
     Schedule.ZBV: _zbv,
+    Schedule.DUALPIPEV: _dualpipev,
 }
 
 
@@ -244,6 +277,8 @@ def in_flight(name: str, pp: int, virtual_stages: int, microbatches: int, rank: 
             return float(min(microbatches, pp))
         case Schedule.ZBV:
             return float(pp)
+        case Schedule.DUALPIPEV:
+            return pp + 0.5
 
 
 # --------------------------------------------------------------------------- time
@@ -254,14 +289,14 @@ def fill_ways(name: str, virtual_stages: int) -> int:
 
     A pipeline takes (m - 1/w) max t + sum t / w; the bubbles of `bubble_fraction` are those of w = 1 for
     `gpipe` and `1f1b`, the virtual stages for `interleaved`, 3 for `zb-h1` (with at least as many
-    microbatches as ranks) and 6 for `zbv`. Any other name stands for no pipeline.
+    microbatches as ranks) and 6 for `zbv` and `dualpipev`. Any other name stands for no pipeline.
     """
     match name:
         case Schedule.INTERLEAVED:
             return virtual_stages
         case Schedule.ZB_H1:
             return 3
-        case Schedule.ZBV:
+        case Schedule.ZBV | Schedule.DUALPIPEV:
             return 6
     return 1
 
@@ -278,7 +313,7 @@ def bubble_fraction(name: str, *, pp: int, virtual_stages: int = 1, microbatches
             waits, work = pp - 1, microbatches * virtual_stages
         case Schedule.ZB_H1:
             waits, work = 2 * (pp - 1) - (min(microbatches, pp) - 1), 3 * microbatches
-        case Schedule.ZBV:
+        case Schedule.ZBV | Schedule.DUALPIPEV:
             waits, work = pp - 1, 6 * microbatches
     return waits / (work + waits)
 
@@ -306,7 +341,7 @@ def step_bound(
         case Schedule.INTERLEAVED:
             return interleaved_path(forward_s, backward_s, pp=pp, microbatches=microbatches, p2p_s=p2p_s)
     inputs, weights = _halves(backward_s, 0.0 if schedule is Schedule.ONE_F_ONE_B else weight_share)
-    path = zbv_path if schedule is Schedule.ZBV else one_f_one_b_path
+    path = zbv_path if schedule in V_SHAPED else one_f_one_b_path
     return path(forward_s, inputs, weights, microbatches=microbatches, p2p_s=p2p_s)
 
 
@@ -322,8 +357,8 @@ def step_estimate(
 ) -> float:
     """One step's pipeline time in closed form, seconds: what `simulate` would say, nearly.
 
-    It is `step_bound`, except for `zbv`, whose bound misses part of the bubble. Exact for even
-    stages in `gpipe` and `1f1b`, in `interleaved` while p2p_s <= (f + b) / 2, in `zb-h1` and `zbv`
+    It is `step_bound`, except for `zbv` and `dualpipev`, whose bound misses part of the bubble. Exact for
+    even stages in `gpipe` and `1f1b`, in `interleaved` while p2p_s <= (f + b) / 2, in `zb-h1` and `zbv`
     while p2p_s = 0 and input and weight gradients take equally long. Error against the simulator
     over 400 random pipelines each (1-8 ranks, transfers up to a tenth of a mean forward), 95 % of
     them / the worst, stage times varying independently by +-20 % and by +-50 %:
@@ -343,10 +378,11 @@ def step_estimate(
         name, forward_s=forward_s, backward_s=backward_s, microbatches=microbatches, p2p_s=p2p_s,
         virtual_stages=virtual_stages, weight_share=weight_share,
     )  # fmt: skip
-    if name != Schedule.ZBV:
+    if name not in V_SHAPED:
         return bound
     inputs, weights = _halves(backward_s, weight_share)
-    return max(bound, zbv_even(forward_s, inputs, weights, microbatches=microbatches, p2p_s=p2p_s))
+    even = zbv_even if name == Schedule.ZBV else dualpipev_even
+    return max(bound, even(forward_s, inputs, weights, microbatches=microbatches, p2p_s=p2p_s))
 
 
 def _ranks(forward_s: Sequence[float], backward_s: Sequence[float], virtual_stages: int) -> int:

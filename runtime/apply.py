@@ -49,7 +49,7 @@ def apply(
     """Put `model` onto the plan's mesh. Collective; `inputs` has at least one microbatch of samples."""
     planned = placements_by_name(plan, model)
     check(plan, model, planned)
-    mesh = device_mesh(plan.mesh, device.type)
+    mesh = device_mesh(plan.mesh, device.type, shard_group=plan.shard_group)
     agree(model, device)  # before anything is cut: rank 0's values are everybody's
     weights = Weights(model, seed=seed)
     names = aliases(model)

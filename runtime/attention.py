@@ -91,11 +91,9 @@ def _local(x: DTensor, query: DTensor) -> Tensor:
 def _mask_part(mask: Tensor, query: DTensor) -> Tensor:
     """The rows of a mask that belong to the query's samples, heads or positions."""
     mesh = query.device_mesh
-    mask = (
-        mask.redistribute(placements=[Replicate()] * mesh.ndim).to_local()
-        if isinstance(mask, DTensor)
-        else mask
-    )
+    if isinstance(mask, DTensor):
+        mask = mask.redistribute(placements=[Replicate()] * mesh.ndim)
+        mask = _local(mask, query)
     for axis, placed in enumerate(query.placements):
         dim = shard_dim(placed)
         dim = None if dim is None else dim - query.ndim

@@ -26,10 +26,10 @@ def check(plan: Plan, model: nn.Module, planned: Mapping[str, ParameterPlacement
         raise PlanError(
             f"the plan has cp={mesh.cp} and experts: context parallelism runs on dense models only"
         )
-    if plan.shard_group:
+    if plan.shard_group and (mesh.dp % plan.shard_group or mesh.cp * mesh.ep > 1 or not plan.zero_stage):
         raise PlanError(
-            f"the plan shards over groups of {plan.shard_group} of its dp={mesh.dp} ranks (HSDP), which "
-            "cannot be executed yet; plan with --framework tpplan"
+            f"the plan shards over groups of {plan.shard_group} of dp={mesh.dp} with cp={mesh.cp}, "
+            f"ep={mesh.ep}, ZeRO-{plan.zero_stage}; groups must divide dp, with ZeRO, without cp and ep"
         )
     if mesh.pp > 1 and not plan.layer_lists:
         raise PlanError(f"the plan has pp={mesh.pp} but names no list of layers to cut; plan again")

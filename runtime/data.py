@@ -9,6 +9,9 @@ In: a stage's module with its layers, the device mesh, the ZeRO stage. Out: the 
 | 2 | sharded | gathered once, kept | every microbatch: reduce-scatter |
 | 3 | sharded | gathered in forward and in backward | every microbatch: reduce-scatter |
 
+Under HSDP all this happens among neighbours along dp; groups of them hold copies, whose shards of
+gradients are all-reduced once a step.
+
 ZeRO-1 keeps what an optimizer needs sharded and updates it there; that the parameters between steps
 are those same shards is what makes the update need no other communication than the next gather.
 """
@@ -56,7 +59,7 @@ def shard_data(
     def placed(parameter: nn.Parameter) -> Shard | ShardPlacementResult | None:
         if parameter in sparse:
             return ShardPlacementResult(placement=Shard(0), mesh_info=replicas)
-        return _shard_dim(parameter, mesh.data.size())
+        return _shard_dim(parameter, mesh.shards.size(-1))
 
     unmanaged = sparse if zero_stage == 0 or mesh.replica.size() == 1 else set()
     for parameter in unmanaged:
@@ -67,7 +70,7 @@ def shard_data(
         else:
             fully_shard(
                 module,
-                mesh=mesh.data,
+                mesh=mesh.shards,
                 mp_policy=policy,
                 reshard_after_forward=zero_stage == 3,
                 shard_placement_fn=placed,
@@ -110,6 +113,7 @@ def set_last_microbatch(model: nn.Module, *, zero_stage: int, last: bool) -> Non
     if not isinstance(model, FSDPModule):
         return
     model.set_requires_gradient_sync(last or zero_stage >= 2)
+    model.set_requires_all_reduce(last)
     model.set_is_last_backward(last)
     if zero_stage in (1, 2):
         model.set_reshard_after_backward(last)

@@ -114,10 +114,13 @@ def record() -> Iterator[list[Executed]]:
 
 
 def axes_of(ranks: tuple[int, ...], mesh: Mesh) -> str:
-    """The mesh axes that a group of ranks runs along, joined by `+`; `?` for no such group."""
+    """The mesh axes that a group of ranks runs along, or that hold it, joined by `+`; `?` for no such group.
+
+    Groups smaller than their axis are HSDP's, and those of stages that hold a tied parameter.
+    """
     used = [axis for axis in AXES if mesh.size(axis) > 1]
     for count in range(len(used) + 1):
         for axes in combinations(used, count):
-            if any(sorted(group) == sorted(ranks) for group in mesh.groups(*axes)):
+            if any(set(ranks) <= set(group) for group in mesh.groups(*axes)):
                 return "+".join(axes)
     return "?"

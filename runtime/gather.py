@@ -23,17 +23,17 @@ def whole(tensor: Tensor) -> Tensor:
     tensor = tensor.redistribute(placements=[p if _cuts(p) else Replicate() for p in tensor.placements])
     if not _twice_in_pieces(tensor):
         return tensor.full_tensor()
-    inner = tensor.placements[1]
+    outer, inner = tensor.device_mesh.ndim - 2, tensor.placements[-1]
     assert isinstance(inner, _StridedShard)
     dim, mesh = inner.dim, tensor.device_mesh
     padded = tensor.to_local()
-    rows = tensor.shape[dim] // mesh.size(1)
-    share = -(-rows // mesh.size(0))
+    rows = tensor.shape[dim] // mesh.size(outer + 1)
+    share = -(-rows // mesh.size(outer))
     missing = share - padded.shape[dim]
     if missing:
         padded = torch.cat([padded, padded.new_zeros(*_with(padded.shape, dim, missing))], dim)
-    mine = torch.cat(_gathered(padded, mesh.get_group(0)), dim).narrow(dim, 0, rows)
-    return joined(_gathered(mine, mesh.get_group(1)), inner)
+    mine = torch.cat(_gathered(padded, mesh.get_group(outer)), dim).narrow(dim, 0, rows)
+    return joined(_gathered(mine, mesh.get_group(outer + 1)), inner)
 
 
 def _cuts(placed: object) -> bool:
@@ -42,9 +42,9 @@ def _cuts(placed: object) -> bool:
 
 def _twice_in_pieces(tensor: DTensor) -> bool:
     """Whether FSDP cuts the dim that tensor parallelism cuts in pieces of a fused axis."""
-    if tensor.device_mesh.ndim != 2:
+    if tensor.device_mesh.ndim < 2:
         return False
-    outer, inner = tensor.placements
+    outer, inner = tensor.placements[-2:]
     return isinstance(inner, _StridedShard) and shard_dim(outer) == inner.dim
 
 

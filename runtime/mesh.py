@@ -26,6 +26,8 @@ class Meshes:
     root: DeviceMesh
     data: DeviceMesh
     replica: DeviceMesh
+    shards: DeviceMesh
+    """Over which FSDP shards: `data`, or (copies, neighbours that share one) of dp under HSDP."""
 
     @property
     def tp(self) -> DeviceMesh:
@@ -48,23 +50,26 @@ DATA_AXES = ("dp", "cp", "ep")
 REPLICA_AXES = ("dp", "cp")
 
 
-def device_mesh(mesh: Mesh, device_type: str) -> Meshes:
+def device_mesh(mesh: Mesh, device_type: str, *, shard_group: int | None = None) -> Meshes:
     """Ranks in the plan's order under the axes' canonical order. Collective.
 
-    Raises `PlanError` when the process group has another number of ranks than the plan.
+    `shard_group`: neighbours along dp that share one copy of parameters; None: all data ranks. Raises `PlanError` when the process group has another number of ranks than the plan.
     """
     world = dist.get_world_size()
     if world != mesh.devices:
         raise PlanError(f"the plan ({mesh}) is for {mesh.devices} ranks, the process group has {world}")
-    return _made(mesh, device_type, dist.group.WORLD)
+    return _made(mesh, device_type, shard_group, dist.group.WORLD)
 
 
 @cache
-def _made(mesh: Mesh, device_type: str, _world: dist.ProcessGroup | None) -> Meshes:
+def _made(mesh: Mesh, device_type: str, shard_group: int | None, _world: dist.ProcessGroup | None) -> Meshes:
     """One mesh, and one set of process groups, for all models of a process group."""
     ranks = torch.arange(mesh.devices).view([mesh.size(axis) for axis in mesh.order])
     canonical = ranks.permute([mesh.order.index(axis) for axis in AXES]).contiguous()
     root = DeviceMesh(device_type, canonical, mesh_dim_names=AXES)
-    return Meshes(
-        root=root, data=root[DATA_AXES]._flatten("data"), replica=root[REPLICA_AXES]._flatten("replica")
-    )
+    data = root[DATA_AXES]._flatten("data")
+    shards = data
+    if shard_group is not None:
+        sizes = (mesh.dp // shard_group, shard_group)
+        shards = root["dp"]._unflatten("dp", sizes, ("copies", "shards"))
+    return Meshes(root=root, data=data, replica=root[REPLICA_AXES]._flatten("replica"), shards=shards)

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from ..planner.mesh import Mesh
 from .labels import labelled
 
-LABEL = "gradients of tied parameters"
+LABEL = "gradients of parameters tied over stages"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

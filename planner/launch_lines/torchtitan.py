@@ -13,6 +13,7 @@ TITAN_SCHEDULES = {
     "1F1B": Schedule.ONE_F_ONE_B,
     "Interleaved1F1B": Schedule.INTERLEAVED,
     "ZBVZeroBubble": Schedule.ZBV,
+    "DualPipeV": Schedule.DUALPIPEV,
 }
 
 

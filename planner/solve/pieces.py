@@ -13,7 +13,7 @@ reason (Llama 3, arXiv:2407.21783, section 3.3.2).
 from __future__ import annotations
 
 from ..problem import SearchProblem
-from ..schedule import Schedule
+from ..schedule import V_SHAPED, Schedule
 
 
 def lacking(layers: int, pp: int, v: int, schedule: str) -> tuple[int, ...] | None:
@@ -64,7 +64,7 @@ def dealt_chain(
         return problem.chain, None
     first = next(i for i, name in enumerate(problem.chain) if name in problem.layer_classes)
     prefix, suffix = problem.chain[:first], problem.chain[first + len(layers) :]
-    in_v = schedule == Schedule.ZBV
+    in_v = schedule in V_SHAPED
     ends = (*prefix, *suffix) if in_v else prefix
     rest = () if in_v else suffix
     if len(problem.layer_classes) == 1 or len(layers) % (pp * v):

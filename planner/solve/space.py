@@ -16,7 +16,7 @@ from itertools import accumulate
 
 from ..mesh import Mesh
 from ..problem import SCHEDULE_NONE, Candidate, Pins, SearchProblem
-from ..schedule import Schedule, illegality
+from ..schedule import V_SHAPED, Schedule, illegality
 from .pieces import can_deal
 
 ZERO_STAGES = (0, 1, 2, 3)
@@ -26,7 +26,7 @@ pinned."""
 MAX_VIRTUAL_STAGES = 12
 """More pieces per device have not been published to pay; Megatron's largest runs use 4 to 12."""
 DEFAULT_SCHEDULES = (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED)
-HSDP_FRAMEWORKS = ("torch",)
+HSDP_FRAMEWORKS = ("torch", "tpplan")
 """Frameworks whose sharding groups may be smaller than the data-parallel ranks (FSDP2's HYBRID_SHARD)."""
 SPARSE_WITHOUT_TP = ("tpplan",)
 """Frameworks that run experts and tables split over ep with tp=1 only; others combine the two."""
@@ -160,7 +160,7 @@ def _schedule_options(problem: SearchProblem, mesh: Mesh, pins: Pins) -> list[tu
         return [(SCHEDULE_NONE, 1)] if pinned == SCHEDULE_NONE else []
     most = min(problem.layers // mesh.pp, MAX_VIRTUAL_STAGES)
     names = DEFAULT_SCHEDULES if pinned == SCHEDULE_NONE else (pinned,)
-    pieces = {Schedule.INTERLEAVED: range(2, most + 1), Schedule.ZBV: range(2, 3)}
+    pieces = {Schedule.INTERLEAVED: range(2, most + 1), **dict.fromkeys(V_SHAPED, range(2, 3))}
     return [(str(name), v) for name in names for v in pieces.get(Schedule(str(name)), range(1, 2))]
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from ...planner.errors import PlanError
 from ...planner.plan import Plan
-from ...planner.schedule import Schedule, illegality, step_estimate
+from ...planner.schedule import V_SHAPED, Schedule, illegality, step_estimate
 from .. import words
 
 GIB = 2**30
@@ -30,7 +30,7 @@ def chunks(plan: Plan) -> tuple[int, ...]:
     rounds = []
     for turn in range(plan.virtual_stages):
         row = [chunk[turn] for chunk in dealt]
-        back_up = plan.schedule == Schedule.ZBV and turn % 2
+        back_up = plan.schedule in V_SHAPED and turn % 2
         rounds.extend(reversed(row) if back_up else row)
     return tuple(rounds)
 

@@ -128,7 +128,7 @@ BAD_SETS = [
     ("zero=one", "zero=one"),
     ("recompute=ful", "recompute=ful; did you mean 'full'?; allowed: none, selective, full"),
     ("micro_batch=0", "micro_batch=0"),
-    ("schedule=2f2b", "allowed: gpipe, 1f1b, interleaved, zb-h1, zbv"),
+    ("schedule=2f2b", "allowed: gpipe, 1f1b, interleaved, zb-h1, zbv, dualpipev"),
 ]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tpplan.planner.errors import OptionError
 from tpplan.planner.schedule import (
@@ -43,6 +45,19 @@ def test_orders_a_reader_can_check_by_hand() -> None:
         "F1.0 F1.1 F3.0 B3.0 F3.1 B3.1 B1.0 B1.1"
     )
     assert words(actions("zb-h1", pp=2, microbatches=2)[1]) == "F1.0 I1.0 F1.1 I1.1 W1.0 W1.1"
+    assert words(actions("dualpipev", pp=1, virtual_stages=2, microbatches=2)[0]) == (
+        "F0.0 F1.0 F0.1 B1.0 F1.1 B0.0 B1.1 I0.1 W0.1"
+    )
+
+
+def in_parts(order: tuple[Action, ...]) -> list[Action]:
+    """Whole backwards as their two halves."""
+    halves = (BACKWARD_INPUT, BACKWARD_WEIGHT)
+    return [
+        replace(action, kind=kind)
+        for action in order
+        for kind in (halves if action.kind is BACKWARD else (action.kind,))
+    ]
 
 
 @pytest.mark.parametrize(("name", "pp", "virtual_stages", "microbatches"), SIZES)
@@ -50,9 +65,9 @@ def test_every_microbatch_visits_every_stage_once(
     name: str, pp: int, virtual_stages: int, microbatches: int
 ) -> None:
     ranks = actions(name, pp=pp, virtual_stages=virtual_stages, microbatches=microbatches)
-    split = name in (Schedule.ZB_H1, Schedule.ZBV)
+    split = name in (Schedule.ZB_H1, Schedule.ZBV, Schedule.DUALPIPEV)
     kinds = (FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT) if split else (FORWARD, BACKWARD)
-    for rank, order in enumerate(ranks):
+    for rank, order in enumerate(map(in_parts, ranks) if name == Schedule.DUALPIPEV else ranks):
         held = stages_of(name, pp=pp, virtual_stages=virtual_stages, rank=rank)
         expected = [Action(k, s, i) for k in kinds for s in held for i in range(microbatches)]
         assert sorted(order, key=str) == sorted(expected, key=str)
@@ -73,6 +88,7 @@ def test_every_microbatch_visits_every_stage_once(
         ("1f1b", 4, 2, 8, "1f1b: virtual_stages is 2"),
         ("zbv", 4, 1, 8, "exactly 2 stages"),
         ("zbv", 4, 2, 7, "at least 8"),
+        ("dualpipev", 4, 2, 7, "at least 8"),
         ("gpipe", 0, 1, 8, "pp is 0"),
         ("gpipe", 2, 1, 0, "microbatches is 0"),
         ("zb-h2", 2, 1, 8, "did you mean 'zb-h1'"),
@@ -86,7 +102,7 @@ def test_illegal_sizes_are_named(
 
 
 def test_unknown_names_list_the_known_ones() -> None:
-    with pytest.raises(OptionError, match="known: gpipe, 1f1b, interleaved, zb-h1, zbv"):
+    with pytest.raises(OptionError, match="known: gpipe, 1f1b, interleaved, zb-h1, zbv, dualpipev"):
         schedule_named("fastest")
 
 
@@ -108,6 +124,7 @@ def test_stage_times_must_fill_the_ranks() -> None:
         ("interleaved", 4, 2, 4, (4, 4, 3.5, 2.5)),
         ("zb-h1", 4, 1, 8, (4, 4, 4, 4)),
         ("zbv", 4, 2, 8, (4, 4, 4, 4)),
+        ("dualpipev", 4, 2, 8, (4.5, 4.5, 4.5, 4.5)),
     ],
 )
 def test_activations_held(
@@ -122,6 +139,7 @@ def test_bubbles_of_even_stages() -> None:
     assert bubble_fraction("interleaved", pp=4, virtual_stages=2, microbatches=8) == 3 / 19
     assert bubble_fraction("zb-h1", pp=4, microbatches=8) == 3 / 27
     assert bubble_fraction("zbv", pp=4, virtual_stages=2, microbatches=8) == 3 / 51
+    assert bubble_fraction("dualpipev", pp=4, virtual_stages=2, microbatches=8) == 3 / 51
     assert bubble_fraction("1f1b", pp=1, microbatches=8) == 0
 
 

@@ -168,11 +168,14 @@ def pipelines(draw: st.DrawFn, spread: float = 1.0) -> tuple[str, dict]:
     """A legal schedule with stage times in [1 - spread, 1 + spread] and its keyword arguments."""
     name = draw(st.sampled_from(sorted(Schedule)))
     pp = draw(st.integers(2 if name == Schedule.INTERLEAVED else 1, 6))
-    virtual_stages = {Schedule.INTERLEAVED: draw(st.integers(2, 3)), Schedule.ZBV: 2}.get(name, 1)
+    virtual_stages = {
+        Schedule.INTERLEAVED: draw(st.integers(2, 3)),
+        Schedule.ZBV: 2,
+        Schedule.DUALPIPEV: 2,
+    }.get(name, 1)
     groups = draw(st.integers(1, 4))
-    microbatches = {Schedule.INTERLEAVED: groups * pp, Schedule.ZBV: 2 * pp + groups}.get(
-        name, draw(st.integers(1, 20))
-    )
+    in_v = dict.fromkeys((Schedule.ZBV, Schedule.DUALPIPEV), 2 * pp + groups)
+    microbatches = {Schedule.INTERLEAVED: groups * pp, **in_v}.get(name, draw(st.integers(1, 20)))
     seconds = st.lists(
         st.floats(1 - spread, 1 + spread), min_size=pp * virtual_stages, max_size=pp * virtual_stages
     )
