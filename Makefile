@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 MAKEFLAGS += --no-print-directory
 
-.PHONY: demo test slow check format lint types laws core docs readme clean
+.PHONY: demo test slow check format lint types laws core docs readme golden clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)
@@ -41,6 +41,9 @@ docs: $(READY)
 
 readme: $(READY)
 	@$(BIN)/python docs/update_readme.py
+
+golden: $(READY)
+	@$(BIN)/python -m tests.core.golden
 
 clean:
 	@rm -rf $(VENV) build dist *.egg-info

@@ -8,7 +8,7 @@ browser and gives both formats from one drawing; equal plans give equal bytes.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from ..planner.errors import UserError
 from ..planner.plan import Plan
 from ..planner.schedule import ActionKind, Timeline
 from . import words
-from .points import Point, front, points
+from .points import apart, front, points
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,9 +28,6 @@ ROW_INCHES = 0.3
 PNG_DPI = 160
 MOST_SHAPES = 3000
 """Spans that are drawn as shapes; more are drawn as pixels, in the SVG as well."""
-LABEL_HEIGHT, LABEL_WIDTH = 0.05, 0.3
-"""Room that a label takes, as shares of the figure."""
-
 INK, MUTED, LINE, BAD, ACCENT = "#17212b", "#5b6876", "#dfe4ea", "#c23434", "#1f64d6"
 ORIGINS = {"measured": "#1e9a61", "interpolated": "#d79a1e", "modelled": "#9465c9"}
 MEMORY = ("#3f7bd9", "#35b0c9", "#4aa564", "#e6b33c", "#b66bc4", "#e0674d", "#7d8fdd", "#9aa6b3", "#6b7682")
@@ -180,7 +177,7 @@ def _explored(axes: Axes, plan: Plan) -> None:
         mine = point.kind == "chosen"
         size, marker, color = (140, "*", ACCENT) if mine else (32, "o", MUTED)
         axes.scatter(point.memory_bytes / GIB, point.step_s, s=size, marker=marker, color=color)
-    for point in _apart(found, widest):
+    for point in apart(found):
         left = point.memory_bytes / GIB > widest / 2
         axes.annotate(
             point.label,
@@ -196,18 +193,3 @@ def _explored(axes: Axes, plan: Plan) -> None:
     axes.set_xlabel("GiB, fullest device")
     axes.set_ylabel("s a step")
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
-
-
-def _apart(found: Sequence[Point], widest: float) -> list[Point]:
-    """The points whose labels do not run into one that comes before."""
-    tallest = max(point.step_s for point in found) - min(point.step_s for point in found) or 1.0
-    kept: list[Point] = []
-    for point in found:
-        near = (
-            abs(point.step_s - other.step_s) < LABEL_HEIGHT * tallest
-            and abs(point.memory_bytes - other.memory_bytes) / GIB < LABEL_WIDTH * widest
-            for other in kept
-        )
-        if not any(near):
-            kept.append(point)
-    return kept

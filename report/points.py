@@ -6,7 +6,7 @@ none beats in both time and memory, and the runners-up, each once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ..planner.plan import Alternative, Plan
@@ -14,6 +14,10 @@ from . import words
 
 SAME = 1e-9
 """Relative difference of time and memory below which two plans of one mesh are the same plan."""
+
+
+LABEL_HEIGHT, LABEL_WIDTH = 0.05, 0.3
+"""Room that a label takes, as shares of a figure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +68,22 @@ def front(found: Iterable[Point]) -> list[Point]:
     for point in sorted(found, key=lambda point: (point.memory_bytes, point.step_s)):
         if point.step_s < best:
             best = point.step_s
+            kept.append(point)
+    return kept
+
+
+def apart(found: Sequence[Point]) -> list[Point]:
+    """The points whose labels, beside them, do not run into the label of one that comes before."""
+    steps, widest = [point.step_s for point in found], max(point.memory_bytes for point in found)
+    tallest = max(steps) - min(steps) or 1.0
+    kept: list[Point] = []
+    for point in found:
+        near = (
+            abs(point.step_s - other.step_s) < LABEL_HEIGHT * tallest
+            and abs(point.memory_bytes - other.memory_bytes) < LABEL_WIDTH * widest
+            for other in kept
+        )
+        if not any(near):
             kept.append(point)
     return kept
 

@@ -15,7 +15,7 @@ from typing import Any
 from ...planner.errors import UserError
 from ...planner.plan import Plan
 from ...planner.schedule import Timeline
-from . import figures, sections, tree
+from . import figures, links, sections, tree
 from .mesh_picture import mesh_picture
 
 NEEDS = ("jinja2", "plotly")
@@ -59,10 +59,12 @@ def _content(plan: Plan, timeline: Timeline | None, plan_file: str) -> dict[str,
         "waterfall": sections.waterfall(plan),
         "memory": sections.memory(plan),
         "splits": tree.split_tree(plan),
+        "any_split": bool(plan.splits),
         "parameters": tree.parameter_rows(plan),
-        "links": sections.links(plan),
+        "links": links.links(plan),
         "communications": sections.communications(plan),
         "explored": sections.explored(plan),
+        "changes": sections.changes(plan),
         "assumptions": sections.assumptions(plan),
         "commands": sections.commands(plan, plan_file),
         "warnings": plan.warnings,

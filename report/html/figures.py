@@ -7,20 +7,19 @@ names are escaped here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
 from ...planner.plan import Plan, Stage
 from ...planner.schedule import ActionKind, Span, Timeline
-from .sections import alternative_choices, choices
+from ..points import Point, apart, front, points
+from .sections import color
 
 MOST_BARS = 3000
 """Spans that are drawn as bars with a label each; more become one broken line a kind."""
 MOST_MEMORY_LINES = 8
 """Ranks whose memory over time is drawn: the first, the last and those between, evenly chosen."""
-MOST_LABELS = 8
-"""Runners-up that are named beside their points."""
 SPANS_IN_VIEW = 64
 """Spans of a rank that a reader can tell apart in one view."""
 GIB = 2**30
@@ -37,7 +36,7 @@ Figure = dict[str, Any]
 
 def all_figures(plan: Plan, timeline: Timeline | None) -> dict[str, Figure]:
     """The figures that this plan has, by the id of their place in the page."""
-    made = {"explored": explored(plan)} if plan.alternatives else {}
+    made = {"explored": explored(plan)} if plan.alternatives or len(plan.pareto) > 1 else {}
     if timeline:
         made |= {"timeline": pipeline(timeline), "memory-time": memory_over_time(plan, timeline)}
     return made
@@ -147,15 +146,27 @@ def memory_over_time(plan: Plan, timeline: Timeline) -> Figure:
     ]
     return {
         "data": lines,
+        "kinds": [_kinds(plan.stages[rank]) for rank in shown],
         "layout": {
             "xaxis": {"title": {"text": "ms since the step began"}, "range": [0, timeline.makespan_s * MS]},
             "yaxis": {"title": {"text": "GiB"}, "rangemode": "tozero", "fixedrange": True},
             "shapes": [_limit_line("y", device)],
             "annotations": [_limit_label(device)],
-            "legend": {"orientation": "h", "y": 1.14},
-            "height": 320,
+            "legend": {"orientation": "h", "y": -0.22},
+            "height": 340,
         },
     }
+
+
+def _kinds(stage: Stage) -> list[list[Any]]:
+    """(kind, GiB at the peak, its colour's number), activations last: what the page's script stacks up."""
+    parts = [
+        (part.kind, part.bytes) for part in stage.memory if part.bytes > 0 and part.kind != "activations"
+    ]
+    above = stage.peak_memory_bytes - sum(part.bytes for part in stage.memory)
+    if above > 0:
+        parts.append(("upper band", above))
+    return [[kind, round(size / GIB, 3), color(kind)] for kind, size in parts]
 
 
 def _model_stages(timeline: Timeline) -> int:
@@ -216,38 +227,27 @@ def _limit_label(value: float) -> Figure:
 
 def explored(plan: Plan) -> Figure:
     """Step time against memory: the plan, its rivals, the front that none of them beats in both."""
-    rivals = [
-        (
-            a.peak_memory_bytes / GIB,
-            a.step_time_s,
-            a.seeded_as or str(a.mesh),
-            f"{a.mesh}, {alternative_choices(a)}",
-            a.reason,
-        )
-        for a in plan.alternatives
-    ]
-    mine = (plan.predicted.peak_memory_bytes / GIB, plan.predicted.step_time_s)
-    scale, unit = (1.0, "s") if mine[1] >= 1 else (MS, "ms")
-    front = _front([mine, *((x, y) for x, y, *_ in rivals)])
-    device = plan.predicted.device_memory_bytes / GIB
+    found = points(plan)
+    scale, unit = (1.0, "s") if plan.predicted.step_time_s >= 1 else (MS, "ms")
+    line = front(found)
     return {
         "data": [
             {
                 "type": "scatter",
                 "mode": "lines",
                 "name": "none is both faster and smaller",
-                "x": [x for x, _ in front],
-                "y": [y * scale for _, y in front],
+                "x": [point.memory_bytes / GIB for point in line],
+                "y": [point.step_s * scale for point in line],
                 "line": {"color": "var:--muted", "width": 1, "dash": "dot"},
                 "hoverinfo": "skip",
             },
-            _points(rivals, scale, unit),
-            _chosen(plan, mine, scale, unit),
+            _points(found, scale, unit),
+            _chosen(found[0], scale, unit),
         ],
         "layout": {
             "xaxis": {"title": {"text": "GiB, fullest device"}, "rangemode": "tozero"},
             "yaxis": {"title": {"text": f"step, {unit}"}},
-            "shapes": [_limit_line("x", device)],
+            "shapes": [_limit_line("x", plan.predicted.device_memory_bytes / GIB)],
             "legend": {"orientation": "h", "y": -0.22},
             "hovermode": "closest",
             "height": 400,
@@ -255,46 +255,42 @@ def explored(plan: Plan) -> Figure:
     }
 
 
-def _points(rivals: Sequence[tuple[float, float, str, str, str]], scale: float, unit: str) -> Figure:
-    middle = max(x for x, *_ in rivals) / 2
+def _points(found: Sequence[Point], scale: float, unit: str) -> Figure:
+    rivals = found[1:]
+    middle = max(point.memory_bytes for point in rivals) / 2
+    labelled = apart(found)
     return {
         "type": "scatter",
-        "mode": "markers+text" if len(rivals) <= MOST_LABELS else "markers",
-        "textposition": ["middle right" if x < middle else "middle left" for x, *_ in rivals],
+        "mode": "markers+text",
+        "textposition": ["middle right" if p.memory_bytes < middle else "middle left" for p in rivals],
         "textfont": {"size": 11, "color": "var:--muted"},
-        "name": "runners-up (select one)",
-        "x": [x for x, *_ in rivals],
-        "y": [y * scale for _, y, *_ in rivals],
-        "text": [f"  {escape(label)}  " for *_, label, _, _ in rivals],
-        "customdata": [[label, rest, reason] for *_, label, rest, reason in rivals],
-        "hovertemplate": f"%{{text}}<br>%{{y:.3~g}} {unit}, %{{x:.1f}} GiB<extra></extra>",
+        "name": "other plans (select one)",
+        "x": [point.memory_bytes / GIB for point in rivals],
+        "y": [point.step_s * scale for point in rivals],
+        "text": [f"  {escape(point.label)}  " if point in labelled else "" for point in rivals],
+        "customdata": [_told(point) for point in rivals],
+        "hovertext": [escape(point.label) for point in rivals],
+        "hovertemplate": f"%{{hovertext}}<br>%{{y:.3~g}} {unit}, %{{x:.1f}} GiB<extra></extra>",
         "marker": {"size": 11, "color": "var:--muted", "line": {"color": "var:--card", "width": 1}},
     }
 
 
-def _chosen(plan: Plan, mine: tuple[float, float], scale: float, unit: str) -> Figure:
-    why = plan.reasons[0] if plan.reasons else "the fastest found"
+def _told(point: Point) -> list[str]:
+    """What the page says when the point is selected: the plan, its choices, why it lost."""
+    name = f"{point.label}: {point.mesh}" if point.label != point.mesh else point.mesh
+    return [name, point.choices, point.reason]
+
+
+def _chosen(mine: Point, scale: float, unit: str) -> Figure:
+    _, rest, why = _told(mine)
     return {
         "type": "scatter",
         "mode": "markers",
         "name": "this plan",
-        "x": [mine[0]],
-        "y": [mine[1] * scale],
-        "text": [escape(str(plan.mesh))],
-        "customdata": [[f"{plan.mesh} (this plan)", ", ".join(choices(plan)), why]],
+        "x": [mine.memory_bytes / GIB],
+        "y": [mine.step_s * scale],
+        "text": [escape(mine.mesh)],
+        "customdata": [[f"{mine.mesh} (this plan)", rest, why]],
         "hovertemplate": f"%{{text}}<br>%{{y:.3~g}} {unit}, %{{x:.1f}} GiB<extra></extra>",
         "marker": {"size": 16, "symbol": "star", "color": "var:--accent"},
     }
-
-
-def _front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The points that no other beats in both memory and time, by memory."""
-    return list(_improving(sorted(points)))
-
-
-def _improving(points: Sequence[tuple[float, float]]) -> Iterator[tuple[float, float]]:
-    best = float("inf")
-    for memory, seconds in points:
-        if seconds < best:
-            best = seconds
-            yield memory, seconds

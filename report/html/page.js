@@ -32,6 +32,19 @@
     });
     return { ...trace, x, y, customdata };
   };
+  /* Memory over the step of one stage, by kind: what it always holds, its activations on top. */
+  const stacked = ({ data, kinds, shown }) => {
+    const line = data[shown];
+    const floor = kinds[shown].reduce((sum, [, size]) => sum + size, 0);
+    const area = (name, y, color, template) => ({
+      type: "scatter", mode: "lines", stackgroup: "kinds", name, x: line.x, y, line: { width: 0, shape: "hv" },
+      fillcolor: color, hovertemplate: `${name}: ${template} GiB<extra></extra>`,
+    });
+    return [
+      ...kinds[shown].map(([name, size, number]) => area(name, line.x.map(() => size), variable(name === "upper band" ? "--soft" : `--k${number}`), size.toFixed(1))),
+      area("activations", line.y.map((y) => Math.max(0, y - floor)), variable("--k3"), "%{y:.1f}"),
+    ];
+  };
   const axis = (given) => ({
     gridcolor: variable("--line"), zerolinecolor: variable("--line"), automargin: true, ...given,
   });
@@ -39,7 +52,8 @@
     const place = document.getElementById(`plot-${name}`);
     if (!place) return;
     const { data, layout } = resolve(figures[name]);
-    Plotly.react(place, data.map(strung), {
+    const traces = figures[name].shown >= 0 ? stacked(figures[name]) : data.map(strung);
+    Plotly.react(place, traces, {
       ...layout,
       xaxis: axis(layout.xaxis), yaxis: axis(layout.yaxis),
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
@@ -49,19 +63,39 @@
       dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom", // a finger scrolls the page
     }, { responsive: true, displaylogo: false, displayModeBar: false });
   };
-  const drawAll = () => Object.keys(figures).forEach(draw);
-  drawAll();
-  const rivals = document.getElementById("plot-explored");
-  if (rivals) {
-    rivals.on("plotly_click", ({ points }) => {
-      const [plan, choices, reason] = points[0].customdata;
-      document.getElementById("lost").textContent = `${plan}\n${choices}\n${reason}`;
-    });
-  }
+  const drawAll = () => window.Plotly && Object.keys(figures).forEach(draw);
+  const onClick = () => document.getElementById("plot-explored")?.on("plotly_click", ({ points }) => {
+    const [plan, choices, reason] = points[0].customdata;
+    document.getElementById("lost").textContent = `${plan}\n${choices}\n${reason}`;
+  });
 
   document.querySelectorAll("button.window").forEach((button) => button.addEventListener("click", () => {
     Plotly.relayout("plot-timeline", { "xaxis.range": figures.timeline.windows[button.dataset.window] });
   }));
+  const stages = [...document.querySelectorAll("button.stage")];
+  stages.forEach((button, index) => button.addEventListener("click", () => {
+    stages.forEach((other) => { other.ariaPressed = String(other === button); });
+    figures["memory-time"].shown = index - 1;
+    draw("memory-time");
+  }));
+
+  /* The text can be read and the mesh used at once; figures follow, one at a time. */
+  const later = window.requestIdleCallback || ((task) => setTimeout(task, 1));
+  const startFigures = () => {
+    if (!window.Plotly) {
+      const library = document.createElement("script");
+      library.textContent = document.getElementById("plotly").textContent;
+      document.head.append(library);
+    }
+    const drawNext = ([name, ...rest]) => {
+      if (!name) { onClick(); root.dataset.ready = "true"; return; }
+      draw(name);
+      later(() => drawNext(rest));
+    };
+    drawNext(Object.keys(figures));
+  };
+  if (Object.keys(figures).length) addEventListener("load", () => requestAnimationFrame(() => setTimeout(startFigures, 0)));
+  else root.dataset.ready = "true";
 
   // ---------------------------------------------------------------- light and dark
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from typing import Any
 
-from ...planner.cost import Communication, Origin
+from ...planner.cost import Origin
 from ...planner.plan import Alternative, Plan, Stage
 from .. import words
+from ..explain import explain
+from ..points import choices as choices_of
 
 AXIS_NAMES = {
     "pp": "pipeline stages",
@@ -168,30 +169,6 @@ def color(kind: str) -> int:
 # --------------------------------------------------------------------------- communication
 
 
-def links(plan: Plan) -> list[dict[str, Any]]:
-    """How long each level's links are busy in a step, and how much of that shows."""
-    step_s = plan.predicted.step_time_s
-    kinds = {link.level: f"{link.kind}, {words.rate(link.bytes_per_s)}" for link in plan.cluster.links}
-    levels = dict.fromkeys([*kinds, *(comm.level for comm in plan.communications)])
-    rows = []
-    for level in levels:
-        here = [comm for comm in plan.communications if comm.level == level]
-        busy_s, shown_s = _total_s(here), _exposed_s(here)
-        rows.append(
-            {
-                "level": level,
-                "link": kinds.get(level, ""),
-                "axes": ", ".join(dict.fromkeys(comm.axis for comm in here)) or "nothing",
-                "busy": words.duration(busy_s),
-                "exposed": words.duration(shown_s),
-                "busy_width": min(100.0, _percent(busy_s, step_s)),
-                "exposed_width": min(100.0, _percent(shown_s, step_s)),
-                "share": words.percent(busy_s / step_s),
-            }
-        )
-    return rows
-
-
 def communications(plan: Plan) -> list[dict[str, str]]:
     """Every collective of a step, the most exposed first."""
     ordered = sorted(
@@ -212,14 +189,6 @@ def communications(plan: Plan) -> list[dict[str, str]]:
     ]
 
 
-def _total_s(comms: Sequence[Communication]) -> float:
-    return sum(comm.seconds * comm.count for comm in comms)
-
-
-def _exposed_s(comms: Sequence[Communication]) -> float:
-    return sum(comm.exposed_s * comm.count for comm in comms)
-
-
 # --------------------------------------------------------------------------- what else was tried
 
 
@@ -237,7 +206,7 @@ def explored(plan: Plan) -> dict[str, Any]:
             ("Solver", search.solver),
             (
                 "Search",
-                "complete" if search.complete else "stopped by its time limit: a better plan may exist",
+                "complete" if search.complete else "stopped early: a better plan may exist",
             ),
         ],
     }
@@ -248,7 +217,7 @@ def _alternative(alternative: Alternative, plan: Plan) -> dict[str, str]:
     return {
         "mesh": str(alternative.mesh),
         "name": alternative.seeded_as or "",
-        "rest": alternative_choices(alternative),
+        "rest": choices_of(alternative),
         "step": words.duration(alternative.step_time_s),
         "slower": f"{slower * 100:+.1f} %",
         "memory": words.gib(alternative.peak_memory_bytes),
@@ -256,15 +225,14 @@ def _alternative(alternative: Alternative, plan: Plan) -> dict[str, str]:
     }
 
 
-def alternative_choices(alternative: Alternative) -> str:
-    """What a runner-up chose besides its mesh."""
-    return ", ".join(
-        (
-            words.zero(alternative.zero_stage, alternative.shard_group),
-            words.batches(alternative.micro_batch, alternative.num_microbatches),
-            words.recompute(alternative.recompute),
-        )
-    )
+def changes(plan: Plan) -> dict[str, Any]:
+    """What would change the plan: what it says itself, and, where it was asked, what other searches found."""
+    told = {paragraph.title: paragraph.sentences for paragraph in explain(plan)}
+    return {
+        "now": told.get("What would change it", ()),
+        "asked": [change.sentence for change in plan.changes],
+        "sizes": told.get("Other sizes of the cluster", ()),
+    }
 
 
 # --------------------------------------------------------------------------- trust, and how to run it
@@ -296,6 +264,7 @@ def assumptions(plan: Plan) -> dict[str, Any]:
                 f"${words.digits(dollars)} a step, at ${cluster.price_per_device_hour:,.2f} a device-hour",
             )
         )
+    rows += [("Rests on", "\n".join(plan.assumptions))] if plan.assumptions else []
     return {
         "rows": rows,
         "origins": [
@@ -323,8 +292,9 @@ def commands(plan: Plan, plan_file: str) -> list[tuple[str, str]]:
             shlex.join(["tpplan", "estimate", *same, "--set", pins(plan)]),
         ),
         ("What each axis does, and why", shlex.join(["tpplan", "explain", plan_file])),
+        ("Run your training script with it", shlex.join(["tpplan", "run", plan_file, "train.py"])),
         (
-            "Run it with torchrun",
+            "Or have the script written",
             shlex.join(["tpplan", "export", plan_file, "--to", "torchrun", "-o", "launch"]),
         ),
         (

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 from tpplan.planner.errors import UserError
+from tpplan.planner.layout import Collective
 from tpplan.planner.mesh import Mesh
-from tpplan.planner.plan import Plan
+from tpplan.planner.plan import Change, Plan
 from tpplan.planner.timeline import plan_timeline
 from tpplan.report import words
-from tpplan.report.html import figures, render, require, sections, tree
+from tpplan.report.html import figures, links, render, require, sections, tree
 from tpplan.report.html.mesh_picture import mesh_picture
 
 from .sample_plan import ALL_PLANS, gpt3_175b, llama3_8b
@@ -92,7 +93,7 @@ def test_hostile_names_are_only_text():
     page = page_without_plotly(plan)
     assert "<img" not in page and "<script>alert" not in page and "49" not in html.unescape(HOSTILE)
     assert Outline(page).tags.count("script") == 4
-    [point] = [trace for trace in figures.explored(plan)["data"] if "runners-up" in trace["name"]]
+    [point] = [trace for trace in figures.explored(plan)["data"] if "other plans" in trace["name"]]
     assert all("<" not in label for label in point["text"])
 
 
@@ -164,10 +165,6 @@ def test_a_cluster_of_many_kinds_of_nodes_is_cut():
     assert (len(picture["nodes"]), picture["left_out"]) == (32, 96)
 
 
-def test_the_front_holds_what_nothing_beats():
-    assert figures._front([(3, 1), (1, 3), (2, 4), (2, 2), (4, 1)]) == [(1, 3), (2, 2), (3, 1)]
-
-
 def test_modules_form_a_tree():
     embedding, block, _ = tree.split_tree(llama3_8b())
     assert (embedding["name"], embedding["times"]) == ("Embedding", 1)
@@ -178,12 +175,63 @@ def test_modules_form_a_tree():
     assert [axis for axis, _ in attention["ops"][0]["splits"]] == ["dp", "tp"]
 
 
+def test_a_tree_tells_bytes_collectives_and_lines():
+    plan = llama3_8b()
+    plan = replace(plan, splits=tuple(replace(s, source="llama.py:54") for s in plan.splits))
+    embedding, block, _ = tree.split_tree(plan)
+    assert embedding["bytes"] == f"{words.size(128256 * 4096 * 2)}, {words.size(128256 * 4096)} a device"
+    attention = next(child for child in block["children"][0]["children"] if child["name"] == "attn")
+    [out] = [child for child in attention["children"] if child["name"] == "out"]
+    [(_, split)] = [(axis, split) for axis, split in out["ops"][0]["splits"] if axis == "tp"]
+    assert (split["words"], split["after"]) == ("reduced over heads, row", "reduce-scatter over sequence")
+    assert out["ops"][0]["source"] == "llama.py:54" and "llama.py:54" in page_without_plotly(plan)
+
+
+def test_modules_are_there_even_where_nothing_is_split():
+    plan = replace(llama3_8b(), splits=(), mesh=Mesh(dp=64))
+    [model] = tree.split_tree(plan)
+    assert [child["name"] for child in model["children"]] == ["embed", "layers.*", "norm"]
+    assert "No op is split" in page_without_plotly(plan)
+
+
+def test_what_a_link_carries_by_hand():
+    """tp 2 in a node: half of 64 MiB leaves each device. dp 32: 4 in each of 8 nodes share the crossing."""
+    plan = llama3_8b()
+    scatter, _, gradients, _ = plan.communications
+    assert links.crossing_bytes(plan, scatter, unit=1) == 32 * 2**20
+    assert links.crossing_bytes(plan, gradients, unit=8) == pytest.approx(16.06e9 * 31 / 32 / 4)
+    reduce = replace(gradients, collective=Collective.ALL_REDUCE)
+    assert links.crossing_bytes(plan, reduce, unit=8) == pytest.approx(2 * 16.06e9 * 31 / 32 / 4)
+    exchange = replace(gradients, collective=Collective.ALL_TO_ALL)
+    assert links.crossing_bytes(plan, exchange, unit=8) == pytest.approx(16.06e9 * 28 / 32)
+    send = replace(gradients, collective=Collective.SEND_RECV)
+    assert links.crossing_bytes(plan, send, unit=8) == 16.06e9
+
+
+def test_what_would_change_the_plan_is_told():
+    plan = replace(
+        llama3_8b(), changes=(Change(what="memory", value=0.1, sentence="With 8 GiB more, dp=64."),)
+    )
+    assert "With 8 GiB more, dp=64." in page_without_plotly(plan)
+    assert "tpplan suggest --sensitivity" in page_without_plotly(llama3_8b())
+
+
+def test_kinds_of_memory_over_time_add_up_to_the_peak():
+    plan = gpt3()
+    timeline = plan_timeline(plan)
+    assert timeline
+    for kinds, stage in zip(figures.memory_over_time(plan, timeline)["kinds"], plan.stages, strict=True):
+        activations = sum(part.bytes for part in stage.memory if part.kind == "activations")
+        total = sum(size for _, size, _ in kinds) * 2**30 + activations
+        assert total == pytest.approx(stage.peak_memory_bytes, rel=1e-3)
+
+
 def test_commands_quote_what_the_shell_would_split():
     plan = llama3_8b()
     plan = replace(plan, model=replace(plan.model, source="my model.py"))
     commands = dict(sections.commands(plan, "a b.yaml"))
     assert "'my model.py' --topology dgx-h100:8" in commands["Find this plan again"]
-    assert commands["Run it with torchrun"].endswith("export 'a b.yaml' --to torchrun -o launch")
+    assert commands["Or have the script written"].endswith("export 'a b.yaml' --to torchrun -o launch")
 
 
 def test_the_data_in_the_page_is_json():
