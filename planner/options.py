@@ -102,6 +102,17 @@ def choose_dtype(dtype: str | None, device: Device) -> str:
     return dtype
 
 
+def common_dtype(dtype: str | None, cluster: Cluster) -> str:
+    """`choose_dtype` for a cluster: one that all its kinds of devices compute in."""
+    if isinstance(cluster, Topology):
+        return choose_dtype(dtype, cluster.device)
+    devices = [part.device for part in cluster.parts]
+    if dtype is None:
+        shared = [name for name in DTYPES if all(name in device.peak_flops for device in devices)]
+        dtype = shared[0] if shared else None
+    return {choose_dtype(dtype, device) for device in devices}.pop()
+
+
 def check_names(
     *,
     mode: str = "train",
@@ -133,22 +144,6 @@ def check_sizes(
     _whole("nodes", nodes, unit="nodes")
     _whole("top", top, unit="plans to list")
     if time_limit_s is not None and not time_limit_s > 0:
-def common_dtype(dtype: str | None, cluster: Cluster) -> str:
-    """`choose_dtype` for a cluster: one that all its kinds of devices compute in."""
-    if isinstance(cluster, Topology):
-        return choose_dtype(dtype, cluster.device)
-    devices = [part.device for part in cluster.parts]
-    if dtype is None:
-        shared = [name for name in DTYPES if all(name in device.peak_flops for device in devices)]
-        dtype = shared[0] if shared else None
-    return {choose_dtype(dtype, device) for device in devices}.pop()
-
-
-def dtypes_of(mode: str) -> tuple[str, ...]:
-    """Data types that a mode can have."""
-    return SERVE_DTYPES if mode == "serve" else DTYPES
-
-
         raise OptionError(f"time limit {time_limit_s:g}: expected a number of seconds above 0, e.g. 30")
 
 
@@ -217,6 +212,11 @@ def check_pins(
     return {key: checked[key] for key in PIN_KEYS if key in checked}
 
 
+def pin_values(pins: Mapping[str, int | str] | None) -> Pins:
+    """Pins, each with a value that its key can have; raises `OptionError` for others."""
+    return {key: _pin_value(key, value) for key, value in (pins or {}).items()}
+
+
 def pins_of(plan: Plan) -> Pins:
     """The choices of a plan as pins; recompute that differs between blocks is left free."""
     pins: Pins = {**plan.mesh.sizes, "zero": plan.zero_stage, "micro_batch": plan.micro_batch}
@@ -249,11 +249,6 @@ def _pin_word(key: str, value: str) -> str:
     if value not in allowed:
         raise OptionError(f"{key}={value}{did_you_mean(value, allowed)}; allowed: {', '.join(allowed)}")
     return value
-
-
-def pin_values(pins: Mapping[str, int | str] | None) -> Pins:
-    """Pins, each with a value that its key can have; raises `OptionError` for others."""
-    return {key: _pin_value(key, value) for key, value in (pins or {}).items()}
 
 
 def _check_product(sizes: Mapping[str, int], *, devices: int, complete: bool, cluster: str) -> None:

@@ -220,7 +220,7 @@ class SearchSummary:
     """(step time - lower bound) / step time."""
     solver: str
     complete: bool
-    """False when a time limit stopped the search."""
+    """False when a time limit or the user (Ctrl-C) stopped the search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,6 +303,9 @@ class Plan:
     """What other numbers of devices would take, where the objective compares them."""
     changes: tuple[Change, ...] = ()
     """What would change the answer, where it was asked for."""
+    microbatches_per_part: tuple[int, ...] = ()
+    """Microbatches of a data-parallel rank on each kind of nodes, where the kinds have shares of their own;
+    ranks are numbered kind by kind, in the order of `cluster.parts`."""
     assumptions: tuple[str, ...] = ()
     """What the prediction rests on beyond the topology: fitted scales, with date, rows and error."""
 
@@ -330,9 +333,6 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-    microbatches_per_part: tuple[int, ...] = ()
-    """Microbatches of a data-parallel rank on each kind of nodes, where the kinds have shares of their own;
-    ranks are numbered kind by kind, in the order of `cluster.parts`."""
 class Infeasible:
     """Nothing fits, with the binding limit and the nearest change that would."""
 
