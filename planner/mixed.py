@@ -26,6 +26,8 @@ from .solve.intra_op import priced_again
 from .solve.mixed import Kind, MixedOutcome, MixedPlan, search_mixed
 from .topology import Cluster, Level, MixedTopology, Topology
 
+AT_ONCE_S = 1e-3
+"""Time limit of the searches that are left when the user has interrupted one."""
 ON_ALL_KINDS = "on all kinds: a bound is above the best plan, or nothing fits"
 
 
@@ -60,13 +62,18 @@ def plan_mixed(
 ) -> Plan | Infeasible:
     """Plan a graph for all kinds of nodes together. Raises `OptionError` for pins that cannot hold."""
     checked = pin_values(pins)
-    options = {"pins": checked, "source": source, "top": top, "time_limit_s": time_limit_s}
-    alone = [_alone(graph, part, job, progress=progress, **options) for part in cluster.parts]
+    options = {"pins": checked, "source": source, "top": top, "progress": progress}
+    each_s = None if time_limit_s is None else time_limit_s / (len(cluster.parts) + 1)
+    alone: list[Plan | Infeasible | OptionError] = []
+    for part in cluster.parts:
+        alone.append(_alone(graph, part, job, time_limit_s=each_s, **options))
+        if _interrupted(alone[-1], each_s):
+            each_s = AT_ONCE_S
     plans = [plan for plan in alone if isinstance(plan, Plan)]
     known_s = min((plan.predicted.step_time_s for plan in plans), default=math.inf)
     made = [prepared(graph, _as_if_whole(part, cluster), job) for part in cluster.parts]
     kinds = [_kind(p, part, cluster.link) for p, part in zip(made, cluster.parts, strict=True)]
-    found = search_mixed(kinds, cluster, checked, known_s=known_s)
+    found = search_mixed(kinds, cluster, checked, known_s=known_s, time_limit_s=each_s)
     if found.best is not None:
         return _together(graph, cluster, job, made, found, found.best, plans, source=source)
     if not plans:
@@ -81,6 +88,11 @@ def _alone(graph: Graph, part: Topology, job: Job, **options) -> Plan | Infeasib
         return plan_graph(graph, part, job, **options)
     except OptionError as error:
         return error
+
+
+def _interrupted(found: Plan | Infeasible | OptionError, limit_s: float | None) -> bool:
+    """Whether a search without a time limit was stopped nevertheless."""
+    return limit_s is None and isinstance(found, Plan) and not found.search.complete
 
 
 def _as_if_whole(part: Topology, cluster: MixedTopology) -> Topology:
@@ -191,7 +203,7 @@ def _summary(step_s: float, solver: str, found: MixedOutcome, plans: Sequence[Pl
         lower_bound_s=lower,
         gap=(step_s - lower) / step_s,
         solver=solver,
-        complete=all(plan.search.complete for plan in plans),
+        complete=found.complete and all(plan.search.complete for plan in plans),
     )
 
 

@@ -34,6 +34,7 @@ from .plan import Infeasible, Plan
 from .problem import BlockFacts, Outcome, Pricing, SearchProblem, SearchProgress
 from .profile import OPTIMIZERS, Framework, Job
 from .rules.choices import BATCH
+from .solve.batch_slack import batch_slack
 from .solve.block_cost import sparse_parameters
 from .solve.intra_op import Prices, Splits, intra_op
 from .solve.search import search
@@ -125,6 +126,7 @@ def prepared(graph: Graph, topology: Topology, job: Job) -> Prepared:
             intra=intra_op(run, priced, framework, prices),
             collective_time=model.time,
             kernel_time=compute.kernel_time,
+            batch_slack=batch_slack(priced),
         ),
         fitted=fitted,
     )

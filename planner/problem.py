@@ -97,6 +97,9 @@ class Pricing:
     intra: Intra
     collective_time: CollectiveTime
     kernel_time: KernelTime
+    batch_slack: float = 1.0
+    """A microbatch of b samples takes at least (1 - slack) b/B of the time of one of B (`solve.batch_slack`);
+    1: nothing is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -167,9 +167,11 @@ class _Solver:
             for name, degree, span in zip(("cp", "ep", "tp"), degrees, spans, strict=True)
         )
         solved: list[AxisSolution] = []
-        before = [sizes]
+        before, floor_s = [sizes], 0.0
         for axis in axes:
             solution = self._along(before[-1], axis)
+            if weight == 0.0 and degrees[:2] == (1, 1) and solution and solution.assignment:
+                floor_s = solution.assignment.bound
             if axis.name == "tp" and solution and repeated_share(self._graph, solution) > MAX_REPEATED_SHARE:
                 solution = self._along(before[-1], replace(axis, repeats_products=False))
             if solution is None:
@@ -185,7 +187,10 @@ class _Solver:
             before_tp=before[2],
             local=before[3],
         )
-        return splits, self._solution(splits, axes, spans)
+        solution = self._solution(splits, axes, spans)
+        if degrees == (1, 1, 1):
+            floor_s = solution.objective_s
+        return splits, replace(solution, floor_s=floor_s)
 
     def _axis(self, name: str, degree: int, span: GroupSpan, weight: float) -> Axis:
         return Axis(

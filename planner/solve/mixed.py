@@ -16,6 +16,7 @@ All ranks have the same splits: each kind's frontier is tried, priced again on t
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
@@ -71,13 +72,28 @@ class MixedOutcome:
     solved: int
     lower_bound_s: float
     """No plan that uses all kinds is faster."""
+    complete: bool
+    """False when the time limit or the user (Ctrl-C) stopped the search."""
 
 
 def search_mixed(
-    kinds: Sequence[Kind], cluster: MixedTopology, pins: Pins, *, known_s: float = math.inf
+    kinds: Sequence[Kind],
+    cluster: MixedTopology,
+    pins: Pins,
+    *,
+    known_s: float = math.inf,
+    time_limit_s: float | None = None,
 ) -> MixedOutcome:
-    """The best plan on all kinds together that takes less than `known_s` a step."""
-    return _Search(kinds, cluster, pins, known_s).run()
+    """The best plan on all kinds together that takes less than `known_s` a step.
+
+    With `time_limit_s`, or when interrupted (Ctrl-C), the best so far with an honest bound.
+    """
+    search = _Search(kinds, cluster, pins, known_s, time_limit_s)
+    try:
+        search.run()
+    except KeyboardInterrupt:
+        search.stop()
+    return search.outcome()
 
 
 @dataclass(order=True, slots=True)
@@ -90,7 +106,16 @@ class _Entry:
 
 
 class _Search:
-    def __init__(self, kinds: Sequence[Kind], cluster: MixedTopology, pins: Pins, known_s: float) -> None:
+    def __init__(
+        self,
+        kinds: Sequence[Kind],
+        cluster: MixedTopology,
+        pins: Pins,
+        known_s: float,
+        time_limit_s: float | None,
+    ) -> None:
+        self.deadline = math.inf if time_limit_s is None else time.monotonic() + time_limit_s
+        self.complete, self.proven_s = True, math.inf
         self.kinds, self.cluster, self.known_s = kinds, cluster, known_s
         self.recompute = Recompute(pins["recompute"]) if "recompute" in pins else None
         self.pricings = [memoised(kind.pricing, kind.problem.topology.device) for kind in kinds]
@@ -104,22 +129,41 @@ class _Search:
         heapify(self.queue)
         self.best: MixedPlan | None = None
 
-    def run(self) -> MixedOutcome:
-        considered, solved, proven = len(self.queue), 0, math.inf
+        self.considered, self.solved = len(self.queue), 0
+        self.reached_s = self.queue[0].bound_s if self.queue else math.inf
+
+    def run(self) -> None:
+        """Take up the most promising candidate until nothing left can win."""
         while self.queue:
             entry = heappop(self.queue)
+            self.reached_s = entry.bound_s
             if entry.bound_s >= self._to_beat_s():
-                proven = min(proven, entry.bound_s)
-                break
+                self.proven_s = min(self.proven_s, entry.bound_s)
+                return
+            if time.monotonic() > self.deadline:
+                self.stop()
+                return
             if entry.ranks:
-                solved += 1
-                proven = min(proven, self._price(entry))
+                self.solved += 1
+                self.proven_s = min(self.proven_s, self._price(entry))
             else:
                 for number, ranks in enumerate(self._costed(entry.placed)):
                     bound = max(entry.bound_s, self._bound_s(entry.placed, ranks))
                     heappush(self.queue, _Entry(bound, (*entry.key, number), entry.placed, ranks))
+
+    def stop(self) -> None:
+        """End here: what has not been priced is not below the candidate taken up last."""
+        self.complete = False
+        self.proven_s = min(self.proven_s, self.reached_s)
+
+    def outcome(self) -> MixedOutcome:
+        """What was found, and what is proven of the rest."""
         return MixedOutcome(
-            best=self.best, considered=considered, solved=solved, lower_bound_s=min(proven, self._to_beat_s())
+            best=self.best,
+            considered=self.considered,
+            solved=self.solved,
+            lower_bound_s=min(self.proven_s, self._to_beat_s()),
+            complete=self.complete,
         )
 
     def _to_beat_s(self) -> float:

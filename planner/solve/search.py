@@ -20,9 +20,9 @@ the best plan found, nothing unexplored can win: the certificate's lower bound i
 is left and of what the priced candidates could still have been. Closed forms and the intra-op
 solver's own bound enter as they are, so the gap covers every decision.
 
-One thing is assumed rather than proven, to spare intra-op calls: a microbatch of b samples takes at
-least b/B of the time of B > b samples, up to `MICROBATCH_SLACK` (larger kernels and messages are not
-slower). So a slice (tp, ep, cp and where they lie) is asked about its largest microbatch first.
+A microbatch of b samples takes at least b/B of the time of B > b samples, but for a share that is read off
+the cost models' curves (`batch_slack`): larger kernels and messages are not slower by more. So a slice (tp,
+and where it lies) is asked about its largest microbatch first, and what that takes bounds the smaller ones.
 """
 
 from __future__ import annotations
@@ -56,9 +56,6 @@ FAMILY_TRIES = 3
 """New prices spent on an expert plan's family or on another mesh, the most promising members first."""
 ILP_GAP = 1e-4
 """The winner's stages are proven to 0.01%: far below any model error, and it ends ties between equals."""
-MICROBATCH_SLACK = 0.05
-"""How much slower per sample a larger microbatch may be before the assumption above would mislead."""
-
 ROUNDING = 1e-9
 """Floating-point differences between two ways of adding the same costs."""
 
@@ -80,12 +77,18 @@ def search(
 ) -> SearchResult:
     """The fastest plan, why it is, and what came second.
 
-    `solver`: `highs` or `cbc` for the stage ILP (default: what is there). With `time_limit_s` the
-    best plan so far is returned with its honest gap. Deterministic unless a limit is given.
+    `solver`: `highs` or `cbc` for the stage ILP (default: what is there). With `time_limit_s`, or when the
+    user interrupts (Ctrl-C), the best plan so far is returned with its honest gap; an interruption before
+    there is one ends the search. Deterministic unless it is stopped.
     """
     run = _Run(problem, pricing, pins or {}, time_limit_s=time_limit_s, progress=progress)
-    run.seed_experts()
-    run.explore()
+    try:
+        run.seed_experts()
+        run.explore()
+    except KeyboardInterrupt:
+        if run.best is None:
+            raise
+        run.stop()
     if run.best is None:
         return infeasible(problem, run.pricing, run.pins)
     experts = run.compare_experts()
@@ -129,6 +132,7 @@ class _Run:
         self.pruned: dict[Candidate, str] = {}
         self.complete = True
         self.proven_s = math.inf
+        self.reached_s = 0.0
         self.queue: list[_Entry] = []
         self.ideal: dict[tuple, Costed] = {}
         self.real: dict[tuple, Costed] = {}
@@ -136,6 +140,7 @@ class _Run:
         for candidate in candidates(problem, pins):
             self.queue.append(_Entry(bound(candidate), _queue_key(candidate), candidate))
         self.queue.sort()
+        self.reached_s = self.queue[0].bound_s if self.queue else 0.0
         self.entries = tuple(self.queue)
         self.largest: dict[tuple, Candidate] = {}
         self.members: dict[tuple[int, ...], list[_Entry]] = {}
@@ -184,31 +189,38 @@ class _Run:
 
     def _note_floor(self, candidate: Candidate, key: tuple) -> None:
         """Remember the least seconds per sample that this microbatch takes, for smaller ones."""
-        if solutions := self.intra[key]:
-            plain = replace(candidate, zero_stage=0, shard_group=None)
-            seconds = min(_samples_s(self._costed(plain, s)) for s in solutions) / candidate.micro_batch
+        if floor_s := max((s.floor_s for s in self.intra[key]), default=0.0):
+            seconds = floor_s * (1 - self.pricing.batch_slack) * (1 - ROUNDING) / candidate.micro_batch
             self.floors.setdefault(key[:-1], []).append((candidate.micro_batch, seconds))
 
     def floor_s(self, candidate: Candidate) -> float:
         """A bound from larger microbatches of the same splits (see the module docstring), or 0."""
+        b = candidate.micro_batch
         larger = self.floors.get(self._slice_key(candidate), [])
-        known = [seconds for b, seconds in larger if b > candidate.micro_batch]
-        total = candidate.micro_batch * max(known, default=0.0) * (1 - MICROBATCH_SLACK)
+        total = b * max((seconds for n, seconds in larger if n > b and n % b == 0), default=0.0)
         share = 1 / candidate.fill_ways
         return (candidate.microbatches - share) * total / candidate.mesh.pp + share * total
 
     def _probed_floor_s(self, candidate: Candidate) -> float:
         """The floor from larger microbatches; a slice that is new is asked about its largest one."""
         largest = self.largest[self._slice_key(candidate)]
-        if largest.micro_batch > candidate.micro_batch and not self._knows(candidate):
+        smaller = largest.micro_batch > candidate.micro_batch and not self._knows(candidate)
+        if smaller and self.pricing.batch_slack < 1:
             self.solutions(largest)
         return self.floor_s(candidate)
 
     # ----------------------------------------------------------------- the loop
 
+    def stop(self) -> None:
+        """End here: no candidate that has not been priced is below the one taken up last."""
+        self.complete = False
+        self.deadline = -math.inf
+        self.proven_s = min(self.proven_s, self.reached_s)
+
     def explore(self) -> None:
         """Take up the most promising candidate until nothing left can win."""
         while self.queue:
+            self.reached_s = self.queue[0].bound_s
             entry = heappop(self.queue)
             if self.best is not None and entry.bound_s >= self.best.step_time_s * (1 + TIE):
                 self._prune("time: its lower bound is above the best plan", entry.candidate)
@@ -340,7 +352,7 @@ class _Run:
         for expert in EXPERTS:
             family = self._family(expert)
             best = self._best_of(family)
-            if best is None and family:
+            if best is None and family and time.monotonic() < self.deadline:
                 leanest = min((c for _, c in family), key=lambda c: (c.micro_batch, c.key))
                 best = self.price_candidate(leanest)
                 chosen[expert.name] = leanest
@@ -487,12 +499,6 @@ class _Run:
         )
         reason = why_it_does_not_fit(needed, memory)
         return replace(self._alternative(enlarged, enlarged, names), reason=reason)
-
-
-def _samples_s(costed: Costed) -> float:
-    """Least seconds of one microbatch through the whole chain: compute, and collectives inside blocks."""
-    least = {name: t.forward_s + min(map(t.backward_s, t.backward)) for name, t in costed.times.items()}
-    return sum(n * least[name] for name, n in costed.problem.counts.items())
 
 
 def _queue_key(candidate: Candidate) -> tuple:

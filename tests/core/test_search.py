@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import random
+import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -142,10 +144,11 @@ class Transformer:
                     objective_s=seconds,
                     bound_s=seconds,
                     optimal=True,
+                    floor_s=seconds,
                 ),
             )
 
-        return Pricing(intra=intra, collective_time=collective_time, kernel_time=kernel_time)
+        return Pricing(intra=intra, collective_time=collective_time, kernel_time=kernel_time, batch_slack=0.0)
 
     def _cost(self, name: str, facts: BlockFacts, mesh: Mesh, b: int, span: GroupSpan) -> BlockCost:
         tp, act = mesh.tp, 2.0 * self.seq * b * self.hidden
@@ -471,3 +474,57 @@ def test_the_pareto_set_trades_time_for_memory(small: Outcome) -> None:
     for faster, leaner in pairwise(small.pareto):
         assert faster.step_time_s <= leaner.step_time_s
         assert faster.peak_memory_bytes > leaner.peak_memory_bytes
+
+
+# --------------------------------------------------------------------------- stopped searches
+
+
+def interrupting(after: int) -> Callable[[SearchProgress], None]:
+    """Sends SIGINT to this process, as Ctrl-C does, after so many steps."""
+    seen: list[SearchProgress] = []
+
+    def on_progress(state: SearchProgress) -> None:
+        seen.append(state)
+        if len(seen) == after:
+            assert state.incumbent_s is not None, "experts are priced before the first step"
+            signal.raise_signal(signal.SIGINT)
+
+    return on_progress
+
+
+@pytest.mark.parametrize("after", [1, 5, 20])
+def test_an_interruption_returns_the_best_so_far_with_its_honest_gap(small: Outcome, after: int) -> None:
+    model, cluster = Transformer(**LLAMA_8B), topology(2, memory=80e9)
+    found = solved(model, cluster, batch=64, progress=interrupting(after))
+    assert not found.summary.complete
+    assert found.best.step_time_s >= small.best.step_time_s * (1 - 1e-9)
+    assert found.summary.lower_bound_s <= small.best.step_time_s, "what was not looked at may be that good"
+    assert found.summary.gap == pytest.approx(1 - found.summary.lower_bound_s / found.best.step_time_s)
+
+
+def test_an_interruption_before_there_is_a_plan_ends_the_search() -> None:
+    model, cluster = Transformer(**LLAMA_8B), topology(2, memory=80e9)
+
+    def intra(mesh: Mesh, micro_batch: int) -> tuple[IntraSolution, ...]:
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError("the signal comes first")
+
+    with pytest.raises(KeyboardInterrupt):
+        search(model.problem(cluster, batch=64), replace(model.pricing(cluster), intra=intra))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_floors_of_larger_microbatches_rule_out_nothing_better(seed: int) -> None:
+    """With nothing known of larger microbatches the search asks more, and answers the same."""
+    draw = random.Random(seed)
+    model = Transformer(
+        layers=draw.randint(2, 6), hidden=2048, ffn=8192, vocab=32000, seq=2048, kv=draw.choice([2, 4]),
+        experts=draw.choice([0, 4]),
+    )  # fmt: skip
+    cluster = topology(2, memory=draw.choice([6e9, 12e9, 40e9]), per_node=4)
+    problem, pricing = model.problem(cluster, batch=draw.choice([16, 24])), model.pricing(cluster)
+    known = search(problem, pricing)
+    unknown = search(problem, replace(pricing, batch_slack=1.0))
+    assert isinstance(known, Outcome) == isinstance(unknown, Outcome)
+    if isinstance(known, Outcome) and isinstance(unknown, Outcome):
+        assert known.best.step_time_s == pytest.approx(unknown.best.step_time_s, rel=1e-9)

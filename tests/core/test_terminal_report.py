@@ -191,7 +191,7 @@ def test_runner_ups_tell_why_they_lost() -> None:
 
 def test_a_stopped_search_is_reported_as_such() -> None:
     assert "search complete" in report(llama3_8b())
-    assert "stopped by its time limit: a better plan may exist" in report(gpt3_175b())
+    assert "stopped early: a better plan may exist" in report(gpt3_175b())
 
 
 def test_the_certificate_tells_trust_price_and_profile() -> None:
