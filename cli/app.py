@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from . import clusters, planning, running, showing
+from . import calibrating, clusters, planning, running, showing
 from .options import GROUP, Debug
 
 app = typer.Typer(
@@ -17,7 +17,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     **GROUP,
 )
-for file in (planning, showing, running, clusters):
+for file in (planning, showing, running, clusters, calibrating):
     app.add_typer(file.commands)
 
 

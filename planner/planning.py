@@ -25,8 +25,8 @@ from .divisibility import check_tensor_size, vocabulary_warnings
 from .errors import ModelError
 from .estimate import collectives, compute
 from .estimate.as_run import as_run
-from .estimate.calibration import Calibration, calibration, fitted_interval, sustained
 from .estimate.frameworks import FRAMEWORKS
+from .estimate.measured import Calibrated, calibrated
 from .facts import cluster_info, model_info, size_reasons
 from .graph import DTYPE_BYTES, Block, Graph
 from .options import check_pins
@@ -98,21 +98,18 @@ class Prepared:
     problem: SearchProblem
     prices: Prices
     pricing: Pricing
-    fitted: Calibration | None
+    calibrated: Calibrated
+    """The scales behind it, measured here or fitted on published runs."""
 
     def with_calibration(self, plan: Plan) -> Plan:
-        """The plan with the interval and the assumption of the fitted scale, where there is one."""
-        if self.fitted is None:
-            return plan
-        return replace(plan, predicted=fitted_interval(plan.predicted), assumptions=(str(self.fitted),))
+        """The plan with the interval and the assumptions of its scales, where there are any."""
+        return self.calibrated.annotate(plan)
 
 
 def prepared(graph: Graph, topology: Topology, job: Job) -> Prepared:
     """Everything that a search on this cluster asks."""
-    framework = FRAMEWORKS[job.framework]
-    fitted = calibration(topology.device, framework)
-    device = sustained(topology.device, framework, scale=fitted.scale if fitted else 1.0)
-    priced = replace(topology, device=device)
+    found = calibrated(topology, FRAMEWORKS[job.framework])
+    priced, framework = found.topology, found.framework
     run = as_run(graph, framework, precision=job.dtype)
     model = collectives.model(priced)
     prices = Prices(kernel_time=compute.kernel_time, collective_time=model.time)
@@ -120,7 +117,7 @@ def prepared(graph: Graph, topology: Topology, job: Job) -> Prepared:
         graph=run,
         topology=priced,
         framework=framework,
-        problem=search_problem(run, priced, job),
+        problem=replace(search_problem(run, priced, job), framework=framework),
         prices=prices,
         pricing=Pricing(
             intra=intra_op(run, priced, framework, prices),
@@ -128,7 +125,7 @@ def prepared(graph: Graph, topology: Topology, job: Job) -> Prepared:
             kernel_time=compute.kernel_time,
             batch_slack=batch_slack(priced),
         ),
-        fitted=fitted,
+        calibrated=found,
     )
 
 

@@ -99,6 +99,39 @@ class GroupSpan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredScale:
+    """How many times longer (or larger) something is on this very cluster than was predicted."""
+
+    name: str
+    """`kernels` and `collectives` scale times, `memory` the bytes that are allocated."""
+    framework: str
+    """The framework profile under which it was measured, and for which it holds."""
+    value: float
+    uncertainty: float
+    """Four in five values lie between value / (1 + uncertainty) and value * (1 + uncertainty)."""
+    runs: int
+    """Runs (or blocks) that it was measured on."""
+    source: str
+
+    def __str__(self) -> str:
+        kinds = {"kernels": "kernels take", "collectives": "collectives take", "memory": "steps allocate"}
+        return (
+            f"{kinds[self.name]} {self.value:.3f} (+-{100 * self.uncertainty:.0f}%) times what is predicted "
+            f"under {self.framework} ({self.source})"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainedRun:
+    """A real run's step time, and what is predicted of it without and with measured scales."""
+
+    name: str
+    measured_s: float
+    before_s: float
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
     """A cluster: identical devices under nested levels, innermost first."""
 
@@ -109,6 +142,8 @@ class Topology:
     description: str = ""
     usd_per_device_hour: float | None = None
     """Price of one device for one hour, US dollars; None if unknown."""
+    scales: tuple[MeasuredScale, ...] = ()
+    """What real runs on it told; they take the place of scales from published runs."""
 
     @property
     def devices(self) -> int:

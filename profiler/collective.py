@@ -93,7 +93,7 @@ def measure(
     """Time one collective by itself in all groups; the slowest rank's time counts."""
     case = prepare(world, collective, group, ranks, nbytes)
     case.check()
-    found = sample(case.run, settings, agree=world.slowest)
+    found = sample(lambda count: world.slowest(case.run(count)), settings, agree=world.slowest)
     case.check()
     return found
 

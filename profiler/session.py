@@ -32,6 +32,8 @@ class Item:
     kind: str
     facts: Mapping[str, Any]
     run: Run
+    joint: bool = False
+    """Whether ranks work together: then a batch lasts until the slowest of them is done."""
     check: Callable[[], None] = _nothing
     """Raises `ProfileError` for a wrong result."""
 
@@ -74,7 +76,8 @@ class Session:
         def run(item: Item) -> Run:
             def announced(count: int) -> float:
                 self.world.doing(item.key)
-                return item.run(count)
+                seconds = item.run(count)
+                return self.world.slowest(seconds) if item.joint else seconds
 
             return announced
 

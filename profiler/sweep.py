@@ -141,7 +141,7 @@ def _collective_item(
     exact = collective.exact_bytes(nbytes, pattern.size)
     facts = {"collective": str(which), "members": list(pattern.members), "bytes": exact}
     key = _key(which, pattern, nbytes)
-    return Item(key=key, kind=kind, facts=facts, run=case.run, check=case.check)
+    return Item(key=key, kind=kind, facts=facts, run=case.run, joint=True, check=case.check)
 
 
 # --------------------------------------------------------------------------- both at once

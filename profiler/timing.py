@@ -44,21 +44,21 @@ def sample(run: Run, settings: Settings, *, agree: Agree = alone) -> Sample:
 def in_turns(
     runs: Mapping[str, Run], batches: Mapping[str, Batch], settings: Settings, *, agree: Agree = alone
 ) -> dict[str, Sample]:
-    """A sample of each run, by key; a run that is settled goes on as long as others of its turn do."""
+    """A sample of each run, by key: of the rank whose own is the longest, where ranks run by themselves.
+
+    A run that is settled goes on as long as others of its turn do, unless it has taken `enough_s`.
+    """
     fewest, most = settings.batches
     times: dict[str, list[float]] = {key: [] for key in runs}
-    spent = dict.fromkeys(runs, 0.0)
-    for turn in range(1, most + 1):
+    for turn in range(most):
         for key, run in runs.items():
-            if turn > FEWEST_BATCHES and spent[key] > settings.enough_s:
-                continue
-            seconds = agree(run(batches[key].executions))
-            spent[key] += seconds
-            times[key].append(seconds / batches[key].executions)
-        if turn >= fewest and all(spread(found) <= settings.spread for found in times.values()):
+            executions, seconds = batches[key]
+            if turn < FEWEST_BATCHES or turn * executions * seconds < settings.enough_s:
+                times[key].append(run(executions) / executions)
+        if turn + 1 >= fewest and agree(max(map(spread, times.values()))) <= settings.spread:
             break
     return {
-        key: Sample(seconds=quartiles(found)[0], spread=spread(found), batches=len(found))
+        key: Sample(seconds=agree(quartiles(found)[0]), spread=agree(spread(found)), batches=len(found))
         for key, found in times.items()
     }
 

@@ -21,6 +21,7 @@ from ..planner.topology import (
     Device,
     Efficiency,
     Level,
+    MeasuredScale,
     Topology,
     TopologySummary,
 )
@@ -77,7 +78,18 @@ def topology_of(document: Document) -> Topology:
         levels=tuple(_level(document, i, cluster.levels) for i in range(len(cluster.levels))),
         usd_per_device_hour=cluster.usd_per_device_hour,
         sources=_cluster_sources(cluster),
+        scales=_scales(document, cluster),
     )
+
+
+def _scales(document: Document, cluster: ClusterFile) -> tuple[MeasuredScale, ...]:
+    found: dict[tuple[str, str], MeasuredScale] = {}
+    for i, entry in enumerate(cluster.scales):
+        if (entry.name, entry.framework) in found:
+            problem = f"{entry.name} of {entry.framework} a second time"
+            raise document.error(("scales", i, "name"), problem)
+        found[entry.name, entry.framework] = MeasuredScale(**entry.model_dump())
+    return tuple(found.values())
 
 
 def _cluster_sources(cluster: ClusterFile) -> dict[str, str]:
@@ -103,7 +115,8 @@ def list_devices() -> tuple[str, ...]:
 def topology_hash(topology: Cluster) -> str:
     """SHA-256 (hex) over everything in a topology that a plan depends on.
 
-    Prose (descriptions, sources) is left out: rewording a citation changes no plan.
+    Prose (descriptions, sources) is left out: rewording a citation changes no plan. So are scales where
+    there are none.
     """
     import hashlib
     import json
@@ -116,7 +129,8 @@ def topology_hash(topology: Cluster) -> str:
 def _without_prose(value: object) -> object:
     if isinstance(value, dict):
         prose = {"source", "sources", "description"}
-        return {key: _without_prose(item) for key, item in value.items() if key not in prose}
+        kept = {key: item for key, item in value.items() if key not in prose and (item or key != "scales")}
+        return {key: _without_prose(item) for key, item in kept.items()}
     if isinstance(value, list | tuple):
         return [_without_prose(item) for item in value]
     return value

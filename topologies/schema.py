@@ -179,6 +179,18 @@ class ProfileRecord(Model):
     warnings: list[Text] = []
 
 
+class ScaleEntry(Model):
+    """One scale that runs on this cluster told."""
+
+    name: Literal["kernels", "collectives", "memory"]
+    framework: Text
+    value: Annotated[float, Field(gt=0)]
+    uncertainty: Annotated[float, Field(ge=0)]
+    """Four in five runs lie between value / (1 + uncertainty) and value * (1 + uncertainty)."""
+    runs: Annotated[int, Field(gt=0)]
+    source: Text
+
+
 class ClusterFile(Model):
     """`clusters/NAME.yaml`, or a user's own topology."""
 
@@ -195,6 +207,8 @@ class ClusterFile(Model):
     """What was measured on this cluster's devices; it stands in for the file that `device` names."""
     profile: ProfileRecord | None = None
     """How the measurements were made."""
+    scales: list[ScaleEntry] = []
+    """What `tpplan calibrate` or `profile --model` found; they hold for this cluster."""
     levels: Annotated[list[LevelFile], Field(min_length=1)]
 
 

@@ -58,6 +58,7 @@ FLAGS = {
     "export": {"--to", "--output", "-o", "--json", "--quiet", "-q"},
     "profile": {
         "--output", "-o", "--quick", "--resume", "--no-resume", "--budget", "--redact", "--json", "--quiet",
+    "calibrate": {"--output", "-o", "--json", "--quiet", "-q"},
         "-q",
     },
     "topology list": {"--json"},
