@@ -22,7 +22,13 @@ VOCAB_MULTIPLE = 1024
 A100_PEAK_FLOPS = 312e12
 """What published model FLOPs utilisations of A100 runs are relative to (NVIDIA A100 data sheet)."""
 
-HEAD_DIM = {"gpt_oss_moe": 64, "qwen3_moe": 128, "deepseek_v3_mla_moe": 128, "deepseek_mla_moe": 128}
+HEAD_DIM = {
+    "gpt_oss_moe": 64,
+    "qwen3": 128,
+    "qwen3_moe": 128,
+    "deepseek_v3_mla_moe": 128,
+    "deepseek_mla_moe": 128,
+}
 """Width of a head where it is not hidden / heads (the models' published configurations)."""
 DEEPSEEK_V3 = {"qk_rope_head_dim": 64, "shared_expert_ffn": 2048}
 """Of the published configuration, where a row leaves them out."""
@@ -103,7 +109,7 @@ def source_of(document: dict[str, Any]) -> str:
 def read_row(document: dict[str, Any]) -> Row:
     """One row. Raises `ValueError` or `KeyError` when it cannot be made whole."""
     assumed: list[str] = []
-    dims = _dims(document["model"], source_of(document), assumed)
+    dims = read_dims(document["model"], assumed)
     plan = _plan(document, dims, assumed)
     measured = document["measured"]
     step_s, tokens_per_s = _times(document, dims, plan, assumed)
@@ -130,7 +136,8 @@ def read_row(document: dict[str, Any]) -> Row:
 # --------------------------------------------------------------------------- the model
 
 
-def _dims(model: dict[str, Any], source: str, assumed: list[str]) -> Dims:
+def read_dims(model: dict[str, Any], assumed: list[str]) -> Dims:
+    """The dims of a row's model; what had to be assumed is added to `assumed`."""
     arch = model["arch"]
     old = arch in ("gpt", "mpt")
     latent = bool(model.get("kv_lora_rank"))

@@ -32,8 +32,8 @@ def names(option: str) -> Callable[[str], list[str]]:
         known = {
             "mode": options.MODES,
             "objective": options.OBJECTIVES,
-            "framework": options.FRAMEWORKS,
-            "dtype": options.DTYPES,
+            "framework": (*options.FRAMEWORKS, *options.ENGINES),
+            "dtype": options.SERVE_DTYPES,
             "optimizer": options.OPTIMIZERS,
         }
         return _beginning(typed, known[option])

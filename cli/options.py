@@ -41,10 +41,12 @@ TOPOLOGY_HELP = "A bundled name, name:NODES, or a YAML file."
 SET_HELP = (
     "Fix some of pp, dp, cp, ep, tp, zero, shard_group, micro_batch, recompute, schedule, virtual_stages."
 )
-BATCH_HELP = "Samples per step; without it, about 4 Mi tokens."
-SEQ_HELP = "Tokens per sample; without it, what the model says."
+BATCH_HELP = (
+    "Samples per step (default about 4 Mi tokens); serving: sequences at once (default: all that fit)."
+)
+SEQ_HELP = "Tokens per sample (default: what the model says); serving: of a prompt (default 1024)."
 PASTE_HELP = "A paste of `nvidia-smi topo -m`, logs of nccl-tests; - is the standard input."
-DTYPE_HELP = "bf16 (default where the device has it), fp16, fp32."
+DTYPE_HELP = "bf16 (default where the device has it), fp16, fp32; serving also fp8."
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP, show_default=False)]
 TopologySpec = Annotated[str, option("--topology/-t", "T", TOPOLOGY_HELP, autocompletion=complete.topologies)]
@@ -55,7 +57,12 @@ TopologyShown = Annotated[
 Nodes = Annotated[int | None, number("--nodes", "N", "Number of nodes.")]
 GlobalBatch = Annotated[int | None, number("--global-batch", "N", BATCH_HELP)]
 SeqLen = Annotated[int | None, number("--seq-len", "N", SEQ_HELP)]
-Mode = Annotated[str | None, option("--mode", "M", "train (default).", autocompletion=complete.names("mode"))]
+OutputLen = Annotated[
+    int | None, number("--output-len", "N", "Serving: tokens made for each prompt (default 256).")
+]
+Mode = Annotated[
+    str | None, option("--mode", "M", "train (default) or serve.", autocompletion=complete.names("mode"))
+]
 Objective = Annotated[
     str | None,
     option(
@@ -71,7 +78,7 @@ FrameworkName = Annotated[
     option(
         "--framework",
         "F",
-        "tpplan (default), torch, megatron, deepspeed.",
+        "tpplan (default), torch, megatron, deepspeed; serving: vllm (default), tgi.",
         autocompletion=complete.names("framework"),
     ),
 ]

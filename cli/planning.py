@@ -25,6 +25,7 @@ from .options import (
     Objective,
     OptimizerName,
     Output,
+    OutputLen,
     PlanFile,
     Quiet,
     Report,
@@ -57,7 +58,9 @@ commands = typer.Typer()
 
     tpplan suggest model.py:build_small -t cluster.yaml --global-batch 512 --seq-len 8192 -o plan.yaml
 
-    tpplan suggest config.json -t dgx-a100-80:128 --set tp=8,zero=1 --json"""
+    tpplan suggest config.json -t dgx-a100-80:128 --set tp=8,zero=1 --json
+
+    tpplan suggest config.json -t dgx-h100 --mode serve --seq-len 1024 --output-len 256"""
 )
 def suggest(
     model: Model,
@@ -65,6 +68,7 @@ def suggest(
     nodes: Nodes = None,
     global_batch: GlobalBatch = None,
     seq_len: SeqLen = None,
+    output_len: OutputLen = None,
     mode: Mode = None,
     objective: Objective = None,
     sets: Sets = None,
@@ -83,7 +87,8 @@ def suggest(
 ) -> None:
     """Find the best plan for a model on a cluster, and say why it is the best."""
     options = {
-        "global_batch": global_batch, "seq_len": seq_len, "mode": mode, "objective": objective,
+        "global_batch": global_batch, "seq_len": seq_len, "output_len": output_len,
+        "mode": mode, "objective": objective,
         "framework": framework, "dtype": dtype, "optimizer": optimizer,
         "top": top, "time_limit_s": time_limit, "strict": strict or None, "cache": not no_cache,
         "sensitive": sensitivity or None,
@@ -120,6 +125,7 @@ def estimate(
     nodes: Nodes = None,
     global_batch: GlobalBatch = None,
     seq_len: SeqLen = None,
+    output_len: OutputLen = None,
     mode: Mode = None,
     objective: Objective = None,
     sets: Sets = None,
@@ -137,7 +143,8 @@ def estimate(
     from ..report.best import against_best, best_document
 
     options = {
-        "global_batch": global_batch, "seq_len": seq_len, "mode": mode, "objective": objective,
+        "global_batch": global_batch, "seq_len": seq_len, "output_len": output_len,
+        "mode": mode, "objective": objective,
         "framework": framework, "dtype": dtype, "optimizer": optimizer, "cache": not no_cache,
     }  # fmt: skip
     check_output(output)
@@ -237,7 +244,8 @@ def _launch_line(text: str, *, quiet: bool) -> tuple[Pins, dict[str, Any]]:
 def _options_of(plan: Plan) -> dict[str, Any]:
     job = plan.job
     return {
-        "global_batch": job.global_batch, "seq_len": job.seq_len, "mode": job.mode, "dtype": job.dtype,
+        "global_batch": job.global_batch, "seq_len": job.seq_len,
+        "output_len": job.output_len or None, "mode": job.mode, "dtype": job.dtype,
         "objective": job.objective, "framework": job.framework, "optimizer": job.optimizer,
     }  # fmt: skip
 

@@ -48,13 +48,13 @@ def make_request(
     model: str, spec: str, nodes: int | None, *, pins: Pins, options: dict[str, Any], quiet: bool
 ) -> Request:
     """Everything that can be checked without the model is checked here, before the model is loaded."""
-    from ..planner.options import check_names, check_pins, check_sizes, common_dtype
+    from ..planner.options import MODES, check_names, check_pins, check_sizes, common_dtype
     from ..planner.topology import Topology
 
     given = {key: value for key, value in options.items() if value is not None}
     words = ("mode", "objective", "dtype", "optimizer", "framework")
     check_names(**{key: given[key] for key in words if key in given})
-    sizes = ("global_batch", "seq_len", "top", "time_limit_s")
+    sizes = ("global_batch", "seq_len", "output_len", "top", "time_limit_s")
     check_sizes(**{key: given[key] for key in sizes if key in given})
     topology = load_topology(spec, nodes)
     if isinstance(topology, Topology):
@@ -64,7 +64,7 @@ def make_request(
             global_batch=given.get("global_batch"),
             cluster=spec if nodes is None else f"{spec} with {nodes} nodes",
         )
-    given["dtype"] = common_dtype(given.get("dtype"), topology)
+    given["dtype"] = common_dtype(given.get("dtype"), topology, mode=given.get("mode", MODES[0]))
     return Request(model=model, topology=topology, options=given, pins=pins, quiet=quiet)
 
 

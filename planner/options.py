@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from .cost import Recompute
 from .errors import OptionError, did_you_mean
+from .estimate.engines import ENGINES
 from .estimate.frameworks import FRAMEWORKS
 from .graph_cache import DEFAULT_SEQ_LEN
 from .mesh import AXES
@@ -22,22 +23,28 @@ from .profile import OPTIMIZERS, Job
 from .schedule import Schedule
 from .topology import Cluster, Device, Topology
 
-MODES = ("train",)
-LATER_MODES = ("serve",)
+MODES = ("train", "serve")
+DEFAULT_FRAMEWORK, DEFAULT_ENGINE = "tpplan", "vllm"
 OBJECTIVES = ("throughput", "latency", "memory", "cost")
 """What is best: the fastest step (twice: at a fixed batch the two are one), the fewest devices that
 fit, the cheapest tokens."""
 DTYPES = ("bf16", "fp16", "fp32")
 """Data types of parameters and activations, the preferred first."""
+SERVE_DTYPES = (*DTYPES, "fp8")
+"""When serving, the weights of layers may be 8 bit; activations and cache are then 16 bit."""
 ZERO_STAGES = (0, 1, 2, 3)
 CONTEXT = "cp"
 """Never proposed as a way to use up devices: few models can be split so."""
+SERVING_AXES = ("pp", "dp", "ep", "tp")
 WORD_PINS = {"recompute": tuple(map(str, Recompute)), "schedule": tuple(map(str, Schedule))}
 """Pins whose values are words, and which."""
 PIN_KEYS = (*AXES, "zero", "shard_group", "micro_batch", "recompute", "schedule", "virtual_stages")
 
 DEFAULT_STEP_TOKENS = 4 * 2**20
 """Tokens per optimizer step when no batch is given: the 4M of Llama 2 (arXiv:2307.09288, sec. 2.2)."""
+DEFAULT_PROMPT_TOKENS = 1024
+DEFAULT_OUTPUT_TOKENS = 256
+"""Tokens read and made by a served sequence when nothing is said. A convention."""
 DEFAULT_SAMPLES_PER_DEVICE = 1024
 """Samples per device and step for models without a sequence, when no batch is given. A convention."""
 
@@ -53,9 +60,10 @@ def job_from_options(
     objective: str = "throughput",
     global_batch: int | None = None,
     seq_len: int | None = None,
+    output_len: int | None = None,
     dtype: str | None = None,
     optimizer: str = "adamw",
-    framework: str = "tpplan",
+    framework: str | None = None,
     devices: int,
     device: Device | None = None,
 ) -> Job:
@@ -65,8 +73,10 @@ def job_from_options(
     that the model has no sequence. Raises `OptionError`.
     """
     check_names(mode=mode, objective=objective, dtype=dtype, optimizer=optimizer, framework=framework)
-    check_sizes(global_batch=global_batch, seq_len=seq_len)
+    check_sizes(global_batch=global_batch, seq_len=seq_len, output_len=output_len)
     length = seq_len or DEFAULT_SEQ_LEN
+    if mode == "serve":
+        return _serve_job(objective, global_batch, seq_len, output_len, dtype, framework, device)
     return Job(
         mode=mode,
         objective=objective,
@@ -74,7 +84,29 @@ def job_from_options(
         seq_len=length,
         dtype=choose_dtype(dtype, device) if device else dtype or DTYPES[0],
         optimizer=optimizer,
-        framework=framework,
+        framework=framework or DEFAULT_FRAMEWORK,
+    )
+
+
+def _serve_job(
+    objective: str,
+    concurrency: int | None,
+    prompt_len: int | None,
+    output_len: int | None,
+    dtype: str | None,
+    engine: str | None,
+    device: Device | None,
+) -> Job:
+    """A job without gradients; its batch is the sequences in flight, one when nothing but latency counts."""
+    return Job(
+        mode="serve",
+        objective=objective,
+        global_batch=concurrency or 1,
+        seq_len=prompt_len or DEFAULT_PROMPT_TOKENS,
+        output_len=output_len or DEFAULT_OUTPUT_TOKENS,
+        dtype=choose_dtype(dtype, device, mode="serve") if device else dtype or DTYPES[0],
+        optimizer="none",
+        framework=engine or DEFAULT_ENGINE,
     )
 
 
@@ -91,26 +123,31 @@ def default_global_batch(*, seq_len: int, devices: int) -> int:
     return samples if devices > samples else math.ceil(samples / devices) * devices
 
 
-def choose_dtype(dtype: str | None, device: Device) -> str:
+def choose_dtype(dtype: str | None, device: Device, *, mode: str = "train") -> str:
     """`dtype` if the device can compute in it; without one, the first of `DTYPES` that it can."""
-    usable = [name for name in DTYPES if name in device.peak_flops]
+    usable = [name for name in dtypes_of(mode) if name in device.peak_flops]
     if dtype is None and usable:
         return usable[0]
     if dtype not in usable:
-        allowed = ", ".join(usable) or "none of " + ", ".join(DTYPES)
+        allowed = ", ".join(usable) or "none of " + ", ".join(dtypes_of(mode))
         raise OptionError(f"dtype {dtype!r}: {device.name} has no units for it; it computes in {allowed}")
     return dtype
 
 
-def common_dtype(dtype: str | None, cluster: Cluster) -> str:
+def common_dtype(dtype: str | None, cluster: Cluster, *, mode: str = "train") -> str:
     """`choose_dtype` for a cluster: one that all its kinds of devices compute in."""
     if isinstance(cluster, Topology):
-        return choose_dtype(dtype, cluster.device)
+        return choose_dtype(dtype, cluster.device, mode=mode)
     devices = [part.device for part in cluster.parts]
     if dtype is None:
         shared = [name for name in DTYPES if all(name in device.peak_flops for device in devices)]
         dtype = shared[0] if shared else None
     return {choose_dtype(dtype, device) for device in devices}.pop()
+
+
+def dtypes_of(mode: str) -> tuple[str, ...]:
+    """Data types that a mode can have."""
+    return SERVE_DTYPES if mode == "serve" else DTYPES
 
 
 def check_names(
@@ -119,21 +156,25 @@ def check_names(
     objective: str = "throughput",
     dtype: str | None = None,
     optimizer: str = "adamw",
-    framework: str = "tpplan",
+    framework: str | None = None,
 ) -> None:
     """Raise `OptionError` for a word that no such option knows, or not yet."""
-    _one_of("mode", mode, MODES, later=LATER_MODES)
+    _one_of("mode", mode, MODES)
     _one_of("objective", objective, OBJECTIVES)
     _one_of("optimizer", optimizer, OPTIMIZERS)
-    _one_of("framework", framework, FRAMEWORKS)
+    if framework is not None and mode == "serve":
+        _one_of("engine", framework, ENGINES)
+    elif framework is not None:
+        _one_of("framework", framework, FRAMEWORKS)
     if dtype is not None:
-        _one_of("dtype", dtype, DTYPES)
+        _one_of("dtype", dtype, dtypes_of(mode))
 
 
 def check_sizes(
     *,
     global_batch: int | None = None,
     seq_len: int | None = None,
+    output_len: int | None = None,
     nodes: int | None = None,
     top: int | None = None,
     time_limit_s: float | None = None,
@@ -141,18 +182,17 @@ def check_sizes(
     """Raise `OptionError` for a count that is not a whole number of at least one; None is fine."""
     _whole("global batch", global_batch, unit="samples")
     _whole("sequence length", seq_len, unit="tokens")
+    _whole("output length", output_len, unit="tokens")
     _whole("nodes", nodes, unit="nodes")
     _whole("top", top, unit="plans to list")
     if time_limit_s is not None and not time_limit_s > 0:
         raise OptionError(f"time limit {time_limit_s:g}: expected a number of seconds above 0, e.g. 30")
 
 
-def _one_of(what: str, value: str, allowed: Iterable[str], *, later: Iterable[str] = ()) -> None:
+def _one_of(what: str, value: str, allowed: Iterable[str]) -> None:
     if value in allowed:
         return
     names = ", ".join(allowed)
-    if value in later:
-        raise OptionError(f"{what} {value!r} is not available in this version; available: {names}")
     raise OptionError(f"unknown {what} {value!r}{did_you_mean(str(value), allowed)}; known: {names}")
 
 
@@ -210,6 +250,15 @@ def check_pins(
     if global_batch is not None:
         _check_batch(sizes, micro_batch=int(checked.get("micro_batch", 1)), global_batch=global_batch)
     return {key: checked[key] for key in PIN_KEYS if key in checked}
+
+
+def check_serving_pins(pins: Mapping[str, int | str] | None) -> Pins:
+    """Pins of a plan for serving: the axes of a replica, and how many there are."""
+    checked = pin_values(pins)
+    for key in checked:
+        if key not in SERVING_AXES:
+            raise OptionError(f"{key}={checked[key]}: serving has only {', '.join(SERVING_AXES)} to fix")
+    return checked
 
 
 def pin_values(pins: Mapping[str, int | str] | None) -> Pins:

@@ -264,6 +264,33 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """What a plan for serving promises: continuous batching, prompts and decoding on the same devices."""
+
+    engine: str
+    prompt_len: int
+    output_len: int
+    replicas: int
+    """Copies of the model."""
+    concurrency: int
+    """Sequences in flight, all replicas together."""
+    max_concurrency: int
+    """Sequences of full length that caches and engine hold, all replicas together."""
+    token_time_s: float
+    """Between two tokens of one sequence, the prompts of the others included."""
+    decode_s: float
+    """One pass that makes a token for every sequence of a replica."""
+    prefill_s: float
+    """One prompt that need not wait: the time to its first token."""
+    tokens_per_s: float
+    """Tokens made by the whole cluster."""
+    cache_bytes_per_token: float
+    """Keys and values of one token on the fullest device."""
+    cache_budget_bytes: float
+    """What a device has left for keys and values."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """A complete answer."""
 
@@ -308,6 +335,8 @@ class Plan:
     ranks are numbered kind by kind, in the order of `cluster.parts`."""
     assumptions: tuple[str, ...] = ()
     """What the prediction rests on beyond the topology: fitted scales, with date, rows and error."""
+    serving: Serving | None = None
+    """For mode `serve`; a step is then one token of every sequence, `micro_batch` sequences of a pass."""
 
     @property
     def device_hours_per_million_tokens(self) -> float:

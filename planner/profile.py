@@ -130,3 +130,6 @@ class Job:
     dtype: str
     optimizer: str
     framework: str
+    """Training framework, or serving engine."""
+    output_len: int = 0
+    """Tokens that a served sequence makes after its prompt of `seq_len`; 0 when training."""

@@ -24,10 +24,15 @@ from .plan import Infeasible, Plan
 from .planning import has_dim
 from .rules.choices import SEQUENCE
 from .sensitivity import sensitivity
+from .serve import plan_serving
 from .topology import Cluster, Topology
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+TRACED_AS = {"fp8": "bf16"}
+"""Activations of a model whose weights are 8 bit."""
 
 
 def suggest(
@@ -37,9 +42,10 @@ def suggest(
     *,
     global_batch: int | None = None,
     seq_len: int | None = None,
+    output_len: int | None = None,
     dtype: str | None = None,
     optimizer: str = "adamw",
-    framework: str = "tpplan",
+    framework: str | None = None,
     mode: str = "train",
     objective: str = "throughput",
     pins: Mapping[str, int | str] | None = None,
@@ -61,9 +67,11 @@ def suggest(
         example_inputs: for a module: a tuple of arguments, a dict of keyword arguments, or a function
             of (batch, seq) that returns one.
         topology: a bundled name (`dgx-h100:8` for eight nodes), a YAML file, or a `Topology`.
-        global_batch: samples per optimizer step; default about 4M tokens.
+        global_batch: samples per optimizer step; default about 4M tokens. When serving: sequences in
+            flight over the cluster; default as many as fit, or one for the objective latency.
         seq_len: tokens per sample given to `example_inputs`; default what the model says: the default of
             its `seq` parameter, or a configuration's longest sequence, up to 8,192.
+        output_len: when serving, tokens that a sequence makes after its prompt of `seq_len`; default 256.
         dtype: `bf16`, `fp16` or `fp32`; default the first that the device computes in.
         pins: choices to keep: mesh axes (`tp`, ...), `zero`, `micro_batch`, `recompute`, `schedule`.
         nodes: overrides the topology's number of nodes.
@@ -80,15 +88,23 @@ def suggest(
         UserError: something given is wrong; the message says what and what would be right.
     """
     check_names(mode=mode, objective=objective, dtype=dtype, optimizer=optimizer, framework=framework)
-    check_sizes(global_batch=global_batch, seq_len=seq_len, nodes=nodes, top=top, time_limit_s=time_limit_s)
+    check_sizes(
+        global_batch=global_batch,
+        seq_len=seq_len,
+        output_len=output_len,
+        nodes=nodes,
+        top=top,
+        time_limit_s=time_limit_s,
+    )
     cluster = load_cluster(topology, nodes=nodes) if isinstance(topology, str) else _resized(topology, nodes)
-    chosen = common_dtype(dtype, cluster)
+    chosen = common_dtype(dtype, cluster, mode=mode)
+    serving = mode == "serve"
     tell = progress or (lambda _: None)
     tell("tracing the model")
     graph = load_graph(
         model,
         seq_len=seq_len,
-        dtype=chosen,
+        dtype=TRACED_AS.get(chosen, chosen),
         mode=mode,
         example_inputs=example_inputs,
         loss=loss,
@@ -102,7 +118,8 @@ def suggest(
         mode=mode,
         objective=objective,
         global_batch=global_batch,
-        seq_len=graph.seq_len if has_dim(graph, SEQUENCE) else 1,
+        seq_len=seq_len if serving else graph.seq_len if has_dim(graph, SEQUENCE) else 1,
+        output_len=output_len,
         dtype=chosen,
         optimizer=optimizer,
         framework=framework,
@@ -110,12 +127,16 @@ def suggest(
     )
 
     def plan_on(on: Cluster) -> Plan | Infeasible:
+        if serving and isinstance(on, Topology):
+            return plan_serving(
+                graph, on, job, concurrency=global_batch, pins=pins, source=source, top=top, progress=tell
+            )
         return plan_cluster(
             graph, on, job, pins=pins, source=source, top=top, time_limit_s=time_limit_s, progress=tell
         )
 
     if not isinstance(cluster, Topology):
-        _check_mixed(objective, sensitive=sensitive)
+        _check_mixed(objective, mode=mode, sensitive=sensitive)
         return plan_on(cluster)
     found = plan_for(objective, cluster, plan_on)
     if not sensitive or isinstance(found, Infeasible):
@@ -131,8 +152,10 @@ def _resized(topology: Cluster, nodes: int | None) -> Cluster:
     raise OptionError(f"nodes={nodes}: {topology.name} says how many nodes of each kind there are")
 
 
-def _check_mixed(objective: str, *, sensitive: bool) -> None:
+def _check_mixed(objective: str, *, mode: str, sensitive: bool) -> None:
     """What is asked by planning on parts of a cluster needs one kind of nodes."""
+    if mode != "train":
+        raise OptionError(f"mode {mode!r}: plan each kind of nodes by itself")
     if objective in ("memory", "cost"):
         raise OptionError(f"objective {objective!r}: plan each kind of nodes by itself; here: throughput")
     if sensitive:

@@ -25,6 +25,7 @@ def plan_document(plan: Plan, *, wall_s: float | None) -> dict[str, Any]:
             "job": asdict(plan.job),
             "plan": _layout(plan),
             "predicted": _predicted(plan),
+            "serving": asdict(plan.serving) if plan.serving else None,
             "search": {"wall_s": wall_s, **asdict(plan.search), "pruned_by": dict(plan.search.pruned_by)},
             "reasons": plan.reasons,
             "alternatives": [_alternative(alternative) for alternative in plan.alternatives],

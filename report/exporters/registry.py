@@ -37,6 +37,8 @@ class Target:
     make: Exporter
 
 
+SERVE = ("vllm", "sglang")
+"""Targets that run plans for serving."""
 HAS_GROUPS = ("torchtitan",)
 """Targets that are told a sharding group smaller than the data-parallel ranks."""
 
@@ -69,6 +71,8 @@ def export(plan: Plan, to: str) -> Exported:
         raise OptionError(
             f"--to {to}: unknown target{did_you_mean(to, _TARGETS)} (known: {', '.join(sorted(_TARGETS))})"
         )
+    if plan.serving and to not in SERVE:
+        raise cannot(to, "this plan is for serving", f"export it to {' or '.join(SERVE)}")
     exported = _TARGETS[to].make(plan)
     if plan.shard_group is None or to in HAS_GROUPS:
         return exported

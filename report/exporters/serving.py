@@ -1,4 +1,4 @@
-"""What the two serving targets share: a training plan says only where weights would lie."""
+"""What the two serving targets share. Of a training plan they take only where weights would lie."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from .facts import is_even
 
 
 def deviations(plan: Plan, *, target: str) -> Iterator[str]:
-    """What of a training plan a server does not take."""
+    """What of the plan a server does not take."""
     mesh = plan.mesh
+    if mesh.pp > 1 and not is_even(plan):
+        yield f"{target} cuts layers evenly over pp; the plan does not"
+    if plan.serving:
+        return
     yield (
         f"this is a training plan: {target} takes only tp={mesh.tp}, pp={mesh.pp} and ep={mesh.ep} from it; "
         "its times and memory are those of training (a server holds no gradients or optimizer state, but a "
@@ -18,7 +22,5 @@ def deviations(plan: Plan, *, target: str) -> Iterator[str]:
     )
     if mesh.dp * mesh.cp > 1:
         yield f"dp={mesh.dp} and cp={mesh.cp} are not exported: a replica of the server takes tp x pp devices"
-    if mesh.pp > 1 and not is_even(plan):
-        yield f"{target} cuts layers evenly over pp; the plan does not"
     if mesh.pp > 1 and plan.virtual_stages > 1:
         yield f"{target} has no virtual stages: each rank serves one run of layers"

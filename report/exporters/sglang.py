@@ -1,19 +1,19 @@
-"""SGLang: the parallel flags of `python -m sglang.launch_server` (a training plan maps only in part)."""
+"""SGLang: the flags of `python -m sglang.launch_server` (a training plan maps only in part)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...planner.plan import Plan
+from ...planner.plan import Plan, Serving
 from .registry import Exported, exporter
 from .serving import deviations
 from .shell import Flag, array, head
 
 NAME = "sglang"
-DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": "bfloat16"}
 
 
-@exporter(NAME, "flags of sglang.launch_server (tp, pp, ep of a training plan)")
+@exporter(NAME, "flags of sglang.launch_server (of a training plan: tp, pp, ep)")
 def export(plan: Plan) -> Exported:
     """`sglang_args.sh`."""
     text = head(
@@ -34,9 +34,20 @@ def _flags(plan: Plan) -> Iterator[Flag]:
         yield "--ep-size", str(mesh.ep)
         yield "--dp-size", str(mesh.ep)
         yield ("--enable-dp-attention",)
+    elif plan.serving and mesh.dp > 1:
+        yield "--dp-size", str(mesh.dp)
     yield "--dtype", DTYPES[plan.job.dtype]
-    if plan.model.tokens_per_sample > 1:
+    if plan.serving:
+        yield from _serving(plan.serving, dtype=plan.job.dtype)
+    elif plan.model.tokens_per_sample > 1:
         yield "--context-length", str(plan.job.seq_len)
+
+
+def _serving(serving: Serving, *, dtype: str) -> Iterator[Flag]:
+    if dtype == "fp8":
+        yield "--quantization", "fp8"
+    yield "--context-length", str(serving.prompt_len + serving.output_len)
+    yield "--max-running-requests", str(-(-serving.concurrency // serving.replicas))
 
 
 def _experts(plan: Plan) -> Iterator[str]:

@@ -1,19 +1,19 @@
-"""vLLM: the parallel flags of `vllm serve` (a training plan maps only in part)."""
+"""vLLM: the flags of `vllm serve` (a training plan maps only in part)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...planner.plan import Plan
+from ...planner.plan import Plan, Serving
 from .registry import Exported, exporter
 from .serving import deviations
 from .shell import Flag, array, head
 
 NAME = "vllm"
-DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": "bfloat16"}
 
 
-@exporter(NAME, "flags of vllm serve (tp, pp, ep of a training plan)")
+@exporter(NAME, "flags of vllm serve (of a training plan: tp, pp, ep)")
 def export(plan: Plan) -> Exported:
     """`vllm_args.sh`."""
     text = head(plan, 'source this file, then: vllm serve MODEL "${VLLM_ARGS[@]}"')
@@ -26,12 +26,23 @@ def export(plan: Plan) -> Exported:
 def _flags(plan: Plan) -> Iterator[Flag]:
     yield "--tensor-parallel-size", str(plan.mesh.tp)
     yield "--pipeline-parallel-size", str(plan.mesh.pp)
+    copies = plan.mesh.ep * (plan.mesh.dp if plan.serving else 1)
+    if copies > 1:
+        yield "--data-parallel-size", str(copies)
     if plan.mesh.ep > 1:
-        yield "--data-parallel-size", str(plan.mesh.ep)
         yield ("--enable-expert-parallel",)
     yield "--dtype", DTYPES[plan.job.dtype]
-    if plan.model.tokens_per_sample > 1:
+    if plan.serving:
+        yield from _serving(plan.serving, dtype=plan.job.dtype)
+    elif plan.model.tokens_per_sample > 1:
         yield "--max-model-len", str(plan.job.seq_len)
+
+
+def _serving(serving: Serving, *, dtype: str) -> Iterator[Flag]:
+    if dtype == "fp8":
+        yield "--quantization", "fp8"
+    yield "--max-model-len", str(serving.prompt_len + serving.output_len)
+    yield "--max-num-seqs", str(-(-serving.concurrency // serving.replicas))
 
 
 def _experts(plan: Plan) -> Iterator[str]:

@@ -21,6 +21,7 @@ from .communication import top_communications
 from .memory import memory_bars
 from .ranks import rank_table
 from .runners_up import runners_up, what_would_change
+from .serving import serving_certificate, serving_verdict, slower_servers
 from .splits import split_table
 from .tables import Heading, literal
 from .verdict import infeasible_verdict, more_reasons, title, verdict
@@ -39,6 +40,19 @@ SECTIONS: tuple[tuple[str, Callable[[Plan], RenderableType | None]], ...] = (
     ("What would change the plan", what_would_change),
     ("Certificate and assumptions", certificate),
 )
+
+
+SERVING_SECTIONS: tuple[tuple[str, Callable[[Plan], RenderableType | None]], ...] = (
+    ("More reasons", more_reasons),
+    ("Mesh and ranks", rank_table),
+    ("Splits by block", split_table),
+    ("Time between two tokens", waterfall),
+    ("Memory by stage", memory_bars),
+    ("Communication for a token", top_communications),
+    ("Runners-up", slower_servers),
+    ("Assumptions", serving_certificate),
+)
+"""What a plan for serving tells of itself."""
 
 
 def render(plan: Plan, *, width: int | None = None) -> RenderableType:
@@ -85,8 +99,8 @@ def open_console(file: TextIO) -> Console:
 
 
 def _sections(plan: Plan) -> Iterator[RenderableType]:
-    yield from _section(title(plan), verdict(plan))
-    for name, make in SECTIONS:
+    yield from _section(title(plan), serving_verdict(plan) if plan.serving else verdict(plan))
+    for name, make in SERVING_SECTIONS if plan.serving else SECTIONS:
         body = make(plan)
         if body is not None:
             yield from _section(name, body)

@@ -30,7 +30,13 @@ def waterfall(plan: Plan) -> RenderableType:
     if abs(step_s - begin_s) > SUM_TOLERANCE * abs(step_s):
         made.add_row(literal("not attributed", "red"), "", *_numbers(step_s - begin_s, step_s), "")
     total = SpanBar(begin=0.0, end=step_s, total=step_s, width=BAR_CELLS, style="bold")
-    made.add_row("step", total, *_numbers(step_s, step_s), origin(plan.predicted.origin), style="bold")
+    made.add_row(
+        "token" if plan.serving else "step",
+        total,
+        *_numbers(step_s, step_s),
+        origin(plan.predicted.origin),
+        style="bold",
+    )
     return Group(made, literal(_summary(plan), "dim"))
 
 
@@ -41,6 +47,8 @@ def _numbers(seconds: float, step_s: float) -> tuple[str, str]:
 def _summary(plan: Plan) -> str:
     predicted = plan.predicted
     low, high = map(words.duration, predicted.step_time_interval_s)
+    if plan.serving:
+        return f"between {low} and {high}"
     return (
         f"between {low} and {high}; {words.duration(predicted.exposed_communication_s)} of communication "
         f"is exposed; the pipeline bubble is {words.percent(predicted.bubble_fraction)}"

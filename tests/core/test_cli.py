@@ -35,13 +35,15 @@ DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 
 FLAGS = {
     "suggest": {
-        "--topology", "-t", "--nodes", "--global-batch", "--seq-len", "--mode", "--objective", "--set",
+        "--topology", "-t", "--nodes", "--global-batch", "--seq-len", "--output-len", "--mode", "--objective",
+        "--set",
         "--framework", "--dtype", "--optimizer", "--top", "--time-limit", "--strict", "--no-cache",
         "--output", "-o", "--report", "--sensitivity", "--json", "--quiet", "-q",
     },
     "report": {"--output", "-o", "--figures", "--trace", "--json", "--quiet", "-q"},
     "estimate": {
-        "--topology", "-t", "--plan", "--from-args", "--nodes", "--global-batch", "--seq-len", "--mode",
+        "--topology", "-t", "--plan", "--from-args", "--nodes", "--global-batch", "--seq-len",
+        "--output-len", "--mode",
         "--objective",
         "--set", "--framework", "--dtype", "--optimizer", "--compare", "--no-compare", "--no-cache",
         "--output", "-o", "--report", "--json", "--quiet", "-q",
@@ -56,9 +58,9 @@ FLAGS = {
     },
     "why": {"--set", "--model", "--topology", "-t", "--json", "--quiet", "-q"},
     "export": {"--to", "--output", "-o", "--json", "--quiet", "-q"},
+    "calibrate": {"--output", "-o", "--json", "--quiet", "-q"},
     "profile": {
         "--output", "-o", "--quick", "--resume", "--no-resume", "--budget", "--redact", "--json", "--quiet",
-    "calibrate": {"--output", "-o", "--json", "--quiet", "-q"},
         "-q",
     },
     "topology list": {"--json"},

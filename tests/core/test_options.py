@@ -89,7 +89,7 @@ BAD_JOBS = [
     ({"dtype": "int4"}, "unknown dtype 'int4'"),
     ({"optimizer": "adam"}, "unknown optimizer 'adam'; did you mean 'adamw'"),
     ({"framework": "megaton"}, "unknown framework 'megaton'; did you mean 'megatron'"),
-    ({"mode": "serve"}, "mode 'serve' is not available in this version; available: train"),
+    ({"mode": "server"}, "unknown mode 'server'; did you mean 'serve'?; known: train, serve"),
     ({"mode": "trian"}, "unknown mode 'trian'; did you mean 'train'"),
     ({"objective": "speed"}, "unknown objective 'speed'"),
 ]
