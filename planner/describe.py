@@ -13,8 +13,8 @@ from .layout import Collective, Placement, Replicate, Shard, conversion, gradien
 from .plan import LayerList, ModuleLayout, ParameterPlacement, PlannedReshard, Split
 from .rules.choices import Choice
 from .solve.axis import AxisSolution, OpKey
-from .solve.block_cost import edge_label
 from .solve.intra_op import Splits
+from .solve.reshards import edge_label
 
 
 def splits_in_words(graph: Graph, splits: Splits) -> tuple[Split, ...]:

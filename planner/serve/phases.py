@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from ..errors import ModelError
 from ..graph import DTYPE_BYTES, Block, Dim, Graph, Op, Operand
 from ..rules.choices import SEQUENCE
-from ..solve.block_cost import distinct_share
+from ..solve.reshards import distinct_share
 
 FP8_WEIGHTS = "float8_e4m3fn"
 KEYS, VALUES = 1, 2

@@ -7,47 +7,28 @@ ops), bytes kept for backward under each recompute mode, and its parameters.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..cost import BlockCost, Communication, Estimate, Origin, ParameterGroup, Recompute, Work, worst
 from ..estimate.op_work import Sizes, backward_work, extent, forward_work, operand_bytes, saved_bytes
-from ..graph import DTYPE_BYTES, Block, Edge, Graph, Op, Operand, Value
-from ..layout import Collective, Partial, Placement, Replicate, Shard, conversion, gradient_needed
+from ..graph import DTYPE_BYTES, Block, Edge, Graph, Operand, Value
+from ..layout import Collective, Partial, Replicate, Shard
 from ..profile import Framework
-from ..rules.choices import BATCH, SEQUENCE, Choice
-from .axis import Axis, AxisSolution, OpKey, imbalance, inner_exchanges
+from ..rules.choices import Choice
+from .axis import Axis, imbalance
+from .rerun import SELECTIVE, Kept
+from .reshards import Reshard, distinct_share, reshards_along
 
 if TYPE_CHECKING:
     from .intra_op import Splits
 
-HEAVY = ("gemm", "grouped_gemm", "attention")
-"""Families whose results selective recomputation keeps: everything else is cheap to run again."""
 LOSS = "aten.cross_entropy"
 HALF_BYTES = 2
 """Bytes of one logit, and of its gradient, outside the loss."""
 GRADIENT_COPIES = 1.0
 """Live gradients of an op's operands while its backward runs; the operands themselves are kept or remade."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reshard:
-    """A conversion that one block pays for, forward or backward."""
-
-    axis: str
-    collective: Collective
-    bytes: float
-    count: float
-    """Per block and microbatch."""
-    backward: bool
-    label: str
-    consumers: frozenset[tuple[int, int]]
-    """(op, read) that need it."""
-    copies: float = 1.0
-    """Rows per token, of rows sent to the experts that were picked."""
 
 
 def block_costs(
@@ -71,159 +52,12 @@ def block_costs(
         solved.insert(0, (splits.cp, splits.before_cp))
     for i, (solution, sizes) in enumerate(solved):
         inner = [later for later, _ in solved[i + 1 :]]
-        for reshard, block in _reshards(graph, solution, sizes, inner):
+        for reshard, block in reshards_along(graph, solution, sizes, inner):
             reshards[block].append(reshard)
     return {
         name: _Block(graph, block, splits, reshards[name], priced, framework, work_time, pipelined).cost()
         for name, block in graph.blocks.items()
     }
-
-
-def _reshards(
-    graph: Graph, solution: AxisSolution, sizes: dict[OpKey, Sizes], inner: list[AxisSolution]
-) -> list[tuple[Reshard, str]]:
-    """Every conversion on the edges of the graph along one axis, each paid once per layout.
-
-    `inner`: axes that split what this axis leaves: a rank moves only its part of what they shard.
-    """
-    if solution.degree == 1:
-        return []
-    found = []
-    for edge in graph.edges:
-        count = edge.count / graph.blocks[edge.block].count
-        ways = _ways(edge, inner)
-        found.extend((r, edge.block) for r in _edge_reshards(graph, edge, solution, sizes, count, ways))
-    found += _parameter_reshards(graph, solution, sizes)
-    for key, choice in solution.choices.items():
-        op = graph.blocks[key[0]].ops[key[1]]
-        for collective, nbytes, times, backward in inner_exchanges(op, choice, sizes[key], solution.degree):
-            found.append(
-                (
-                    Reshard(
-                        axis=solution.axis,
-                        collective=collective,
-                        bytes=nbytes,
-                        count=times,
-                        backward=backward,
-                        label=f"inside {place(op)}",
-                        consumers=frozenset(),
-                    ),
-                    key[0],
-                )
-            )
-    return found
-
-
-def _ways(edge: Edge, axes: list[AxisSolution]) -> int:
-    """Into how many parts `axes` cut the tensor of this edge where it is made."""
-    made = [(a.degree, a.choices[edge.producer[:2]].writes[edge.producer[2]]) for a in axes]
-    return math.prod(degree for degree, placement in made if isinstance(placement, Shard))
-
-
-def _edge_reshards(
-    graph: Graph, edge: Edge, solution: AxisSolution, sizes: dict[OpKey, Sizes], count: float, ways: int
-) -> list[Reshard]:
-    source = solution.choices[edge.producer[:2]].writes[edge.producer[2]]
-    label = edge_label(graph, edge)
-    return _conversions(graph, solution, sizes, source, edge.consumers, count=count, ways=ways, label=label)
-
-
-def _parameter_reshards(
-    graph: Graph, solution: AxisSolution, sizes: dict[OpKey, Sizes]
-) -> list[tuple[Reshard, str]]:
-    """Conversions of parameters that several ops read, from the layout they are stored in.
-
-    The gradient of one that is stored whole is summed once per step, with the others: see `ParameterGroup`.
-    """
-    readers: dict[str, list[tuple[str, int, int]]] = defaultdict(list)
-    for block in graph.blocks.values():
-        for i, op in enumerate(block.ops):
-            for j, read in enumerate(op.reads):
-                if read.kind == "parameter" and read.fqn is not None:
-                    readers[read.tensor].append((block.name, i, j))
-    found = []
-    for tensor, places in readers.items():
-        stored = solution.parameters[tensor]
-        if len(places) == 1:
-            continue
-        block, op, read = places[0]
-        label = graph.blocks[block].ops[op].reads[read].fqn or tensor
-        count = 1.0 / graph.blocks[block].count
-        made = _conversions(graph, solution, sizes, stored, tuple(places), count=count, ways=1, label=label)
-        found += [(r, block) for r in made if not (r.backward and isinstance(stored, Replicate))]
-    return found
-
-
-def _conversions(
-    graph: Graph,
-    solution: AxisSolution,
-    sizes: dict[OpKey, Sizes],
-    source: Placement,
-    consumers: tuple[tuple[str, int, int], ...],
-    *,
-    count: float,
-    ways: int,
-    label: str,
-) -> list[Reshard]:
-    """What it takes to hand a tensor laid out as `source` to its consumers, and their gradients back."""
-    forward: dict[Placement, list[tuple[int, int]]] = defaultdict(list)
-    gradients: dict[Placement, list[tuple[int, int]]] = defaultdict(list)
-    for block, op, read in consumers:
-        choice = solution.choices[block, op]
-        forward[choice.reads[read]].append((op, read))
-        gradient = choice.read_gradients[read]
-        if gradient is not None:
-            gradients[gradient].append((op, read))
-    block, op, read = consumers[0]
-    nbytes = operand_bytes(graph.blocks[block].ops[op].reads[read], sizes[block, op]) / ways
-    needed = gradient_needed(source)
-    pairs = [(source, target, users, False) for target, users in forward.items()]
-    pairs += [(gradient, needed, users, True) for gradient, users in gradients.items()]
-    result = []
-    for before, target, users, backward in pairs:
-        collective = conversion(before, target)
-        if collective is None:
-            continue
-        buffer = nbytes / solution.degree if collective is Collective.ALL_TO_ALL else nbytes
-        result.append(
-            Reshard(
-                axis=solution.axis,
-                collective=collective,
-                bytes=buffer,
-                count=count,
-                backward=backward,
-                label=label,
-                consumers=frozenset(users),
-                copies=_copies(graph.blocks[block].ops[op], read, sizes[block, op]),
-            )
-        )
-    return result
-
-
-def _copies(op: Op, read: int, sizes: Sizes) -> float:
-    """Rows per token of a tensor in expert order."""
-    operand = op.reads[read]
-    if not operand.sorted_by_expert or not operand.axes:
-        return 1.0
-    names = {dim.label: dim.name for dim in op.dims}
-    return math.prod(sizes[label] for label in operand.axes[0] if names[label] not in (BATCH, SEQUENCE))
-
-
-def distinct_share(copies: float, units: int) -> float:
-    """Distinct units over copies when each of `copies` picks one of `units` at random."""
-    return units * (1 - (1 - 1 / units) ** copies) / copies
-
-
-def place(op: Op) -> str:
-    """Where an op is, in words: its module, or its own name outside any module."""
-    return op.module.removeprefix("model.") or op.target.split(".")[1]
-
-
-def edge_label(graph: Graph, edge: Edge) -> str:
-    """Between which places a tensor goes, in words: `layers.*.norm1 -> layers.*.attention.q`."""
-    producer = graph.blocks[edge.producer[0]].ops[edge.producer[1]]
-    consumers = dict.fromkeys(place(graph.blocks[b].ops[op]) for b, op, _ in edge.consumers)
-    return f"{place(producer)} -> {', '.join(consumers)}"
 
 
 class _Block:
@@ -377,12 +211,14 @@ class _Block:
     def _recompute(
         self, forward_s: float, forward_comm: tuple[Communication, ...]
     ) -> tuple[dict[Recompute, float], dict[Recompute, float], dict[Recompute, float]]:
+        held = self._held()
         everything = sum(self.kept.values())
         comm_s = sum(c.seconds * c.count for c in forward_comm)
-        saved = {Recompute.NONE: everything, Recompute.FULL: self._input_bytes()}
-        extra = {Recompute.NONE: 0.0, Recompute.FULL: self._recomputed_s(forward_s)}
+        saved = {Recompute.NONE: everything, Recompute.FULL: held.input_bytes}
+        again_s = held.whole_s(forward_s)
+        extra = {Recompute.NONE: 0.0, Recompute.FULL: again_s}
         extra_comm = {Recompute.NONE: 0.0, Recompute.FULL: comm_s}
-        dropped, again = SELECTIVE[self.framework.selective](self)
+        dropped, again = SELECTIVE[self.framework.selective](held)
         saved[Recompute.SELECTIVE] = everything - dropped
         extra[Recompute.SELECTIVE] = sum(self.forward_times[i] for i in again)
         extra_comm[Recompute.SELECTIVE] = sum(
@@ -392,100 +228,16 @@ class _Block:
         )
         return saved, extra, extra_comm
 
-    def _recomputed_s(self, forward_s: float) -> float:
-        """Seconds of running the whole forward again, up to the last op that keeps something."""
-        if not self.framework.recompute_stops_early:
-            return forward_s
-        keeping = [i for i, _ in self.kept]
-        last = max(keeping, default=len(self.block.ops) - 1)
-        operands = [self.block.ops[last].saved[j].operand for i, j in self.kept if i == last]
-        own = any(operand is None or operand < 0 for operand in operands)
-        return forward_s - sum(self.forward_times[last + own :])
-
-    def attention_core(self) -> tuple[float, set[int]]:
-        """What attention itself makes and keeps: bytes dropped, ops to run again."""
-        again = {i for i, op in enumerate(self.block.ops) if op.family == "attention"}
-        inside = [
-            nbytes for (i, j), nbytes in self.kept.items() if i in again and self._saved_tensor(i, j) is None
-        ]
-        return sum(inside), again
-
-    def alternate_products(self) -> tuple[float, set[int]]:
-        """All but the results of attention and of every second matrix product, and the block's input.
-
-        A compiler keeps none of them that backward does not read, and makes none of them again.
-        """
-        ops = self.block.ops
-        products = [i for i, op in enumerate(ops) if op.family in ("gemm", "grouped_gemm")]
-        held = set(products[::2]) | {i for i, op in enumerate(ops) if op.family == "attention"}
-        wanted = self._read_in_backward() if self.fused else set(range(len(ops)))
-        held &= wanted
-        kept = sum(operand_bytes(write, self.local[i]) for i in held for write in ops[i].writes)
-        dropped = sum(self.kept.values()) - kept - self._input_bytes()
-        return max(dropped, 0.0), wanted - held
-
-    def _read_in_backward(self) -> set[int]:
-        """Ops whose results are kept for backward, or lead to one that is."""
-        ops = self.block.ops
-        maker = {write.tensor: i for i, op in enumerate(ops) for write in op.writes}
-        wanted = [maker.get(tensor) for i, j in self.kept if (tensor := self._saved_tensor(i, j)) is not None]
-        wanted += [i for i, _ in self.kept if any(s.operand is None for s in ops[i].saved)]
-        found: set[int] = set()
-        while wanted:
-            index = wanted.pop()
-            if index is not None and index not in found:
-                found.add(index)
-                wanted += [maker.get(read.tensor) for read in ops[index].reads]
-        return found
-
-    def cheap_ops(self) -> tuple[float, set[int]]:
-        """Storages made by cheap ops from what is kept anyway: bytes dropped, ops to run again."""
-        ops = self.block.ops
-        maker = {write.tensor: i for i, op in enumerate(ops) for write in op.writes}
-        held = {self._saved_tensor(i, j) for i, j in self.kept} - {None}
-        dropped, again = 0.0, set()
-        for (i, j), nbytes in self.kept.items():
-            tensor = self._saved_tensor(i, j)
-            source = maker.get(tensor) if tensor is not None else i
-            if source is None or ops[source].family in HEAVY:
-                continue
-            needed = self._sources(source, maker, held, set())
-            if needed is not None:
-                dropped += nbytes
-                again |= needed
-        return dropped, again
-
-    def _saved_tensor(self, op: int, saved: int) -> str | None:
-        storage = self.block.ops[op].saved[saved]
-        if storage.operand is None:
-            return None
-        operand = storage.operand
-        tensor = (
-            self.block.ops[op].reads[operand] if operand >= 0 else self.block.ops[op].writes[~operand]
-        ).tensor
-        return tensor
-
-    def _sources(
-        self, index: int, maker: dict[str, int], held: set[str | None], path: set[int]
-    ) -> set[int] | None:
-        """Cheap ops to rerun for op `index` from held heavy results; None if one is not held."""
-        op = self.block.ops[index]
-        needed = {index}
-        for read in op.reads:
-            source = maker.get(read.tensor)
-            if source is None or read.kind == "constant":
-                continue
-            if self.block.ops[source].family in HEAVY:
-                if read.tensor not in held:
-                    return None
-                continue
-            if source in path:
-                continue
-            deeper = self._sources(source, maker, held, path | {index})
-            if deeper is None:
-                return None
-            needed |= deeper
-        return needed
+    def _held(self) -> Kept:
+        return Kept(
+            ops=self.block.ops,
+            local=tuple(self.local),
+            kept=self.kept,
+            forward_times=tuple(self.forward_times),
+            input_bytes=self._input_bytes(),
+            fused=self.fused,
+            stops_early=self.framework.recompute_stops_early,
+        )
 
     def _input_bytes(self) -> float:
         """What enters the block from others, in the layout it arrives in."""
@@ -610,14 +362,6 @@ class _Block:
             for i, op in enumerate(self.block.ops)
             for factor, labels in op.flops
         )
-
-
-SELECTIVE = {
-    "cheap": _Block.cheap_ops,
-    "attention": _Block.attention_core,
-    "alternate": _Block.alternate_products,
-}
-"""What selective recomputation drops and runs again, by `Framework.selective`."""
 
 
 def _crosses(edge: Edge) -> bool:
