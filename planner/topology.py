@@ -73,6 +73,8 @@ class Level:
     """One hop's latency, seconds."""
     efficiency: float
     """Fraction of `bytes_per_s` that large collectives reach."""
+    partial_efficiency: float | None = None
+    """The same for groups with several, but not all, devices of each unit below; None: `efficiency`."""
     curves: tuple[CollectiveCurve, ...] = ()
     source: str = ""
 

@@ -217,6 +217,7 @@ def _level(document: Document, index: int, levels: Sequence[LevelFile]) -> Level
         bytes_per_s=level.gb_per_s * GB,
         latency_s=level.latency_us * MICRO,
         efficiency=level.efficiency,
+        partial_efficiency=level.partial_efficiency,
         curves=(*_measured(document, index, levels), *_curves(document, index, level)),
         source=_level_source(document, level),
     )
@@ -229,8 +230,9 @@ def _level_source(document: Document, level: LevelFile) -> str:
         "bandwidth": level.sources.gb_per_s,
         "latency": level.sources.latency_us,
         "efficiency": level.sources.efficiency,
+        "efficiency of partly filled units": level.sources.partial_efficiency,
     }
-    return "; ".join(f"{what}: {where}" for what, where in named.items())
+    return "; ".join(f"{what}: {where}" for what, where in named.items() if where)
 
 
 def _curves(document: Document, index: int, level: LevelFile) -> tuple[CollectiveCurve, ...]:

@@ -112,6 +112,7 @@ class LevelSources(Model):
     gb_per_s: Text
     latency_us: Text
     efficiency: Text
+    partial_efficiency: Text = ""
 
 
 class LevelFile(Model):
@@ -123,6 +124,8 @@ class LevelFile(Model):
     gb_per_s: GbPerS
     latency_us: Microseconds
     efficiency: Fraction
+    partial_efficiency: Fraction | None = None
+    """Of groups with several, but not all, devices of each unit below."""
     curves: Text | None = None
     measured: list[MeasuredCurve] | None = None
     """Curves measured on this very cluster; they win over `curves`."""

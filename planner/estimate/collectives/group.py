@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...layout import Collective
-from ...topology import GroupSpan, Topology
+from ...topology import GroupSpan, Level, Topology
 from .curves import Inside, Measured, Table, for_ranks
 from .traffic import bus_factor
 
@@ -119,19 +119,28 @@ def locate(collective: Collective, span: GroupSpan, topology: Topology, tables: 
     core = None if cut < 0 else _core(collective, span, topology, table, cut)
     hops = []
     inside = core.ranks if core else 1
+    below = math.prod(level.size for level in topology.levels[: cut + 1])
     for i, level in enumerate(topology.levels[cut + 1 :], start=cut + 1):
         if span.members[i] > 1:
             hop = Hop(
                 members=span.members[i],
                 inside=inside,
-                bytes_per_s=level.bytes_per_s * level.efficiency,
+                bytes_per_s=level.bytes_per_s * _efficiency(level, inside=inside, of=below),
                 latency_s=level.latency_s,
                 outermost=i == span.outermost,
                 network=0 < i == len(topology.levels) - 1,
             )
             hops.append(hop)
             inside *= hop.members
+        below *= level.size
     return Group(collective=collective, size=span.size, core=core, hops=tuple(hops))
+
+
+def _efficiency(level: Level, *, inside: int, of: int) -> float:
+    """What a group reaches that has `inside` of the `of` devices in each unit below."""
+    if level.partial_efficiency is not None and 1 < inside < of:
+        return level.partial_efficiency
+    return level.efficiency
 
 
 def _core_level(
