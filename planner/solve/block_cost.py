@@ -16,7 +16,6 @@ from ..estimate.op_work import Sizes, backward_work, extent, forward_work, opera
 from ..graph import DTYPE_BYTES, Block, Edge, Graph, Operand, Value
 from ..layout import Collective, Partial, Replicate, Shard
 from ..profile import Framework
-from ..rules.choices import Choice
 from .axis import Axis, imbalance
 from .rerun import SELECTIVE, Kept
 from .reshards import Reshard, distinct_share, reshards_along
@@ -309,6 +308,7 @@ class _Block:
 
     def _parameters(self) -> list[ParameterGroup]:
         groups: dict[tuple, list[float]] = defaultdict(list)
+        partial = self._partial_gradients()
         for value, tied in (*((v, False) for v in self.block.parameters), *((v, True) for v in self._tied())):
             over_tp = self.splits.tp.parameters.get(value.name, Replicate())
             over_ep = self.splits.ep.parameters.get(value.name, Replicate())
@@ -319,7 +319,7 @@ class _Block:
                 DTYPE_BYTES[value.dtype],
                 value.name in self.sparse,
                 value.trainable,
-                isinstance(over_tp, Replicate) and self._partial_gradient(value.name),
+                isinstance(over_tp, Replicate) and value.name in partial,
                 tied,
             )
             groups[key].append(numel)
@@ -347,14 +347,16 @@ class _Block:
         )
         return [value for value in others if value.name in read - own]
 
-    def _partial_gradient(self, tensor: str) -> bool:
-        """Whether the ranks of tp each hold a term of this parameter's gradient."""
-        for i, op in enumerate(self.block.ops):
-            choice: Choice = self.splits.tp.choices[self.block.name, i]
-            for read, gradient in zip(op.reads, choice.read_gradients, strict=True):
-                if read.tensor == tensor and isinstance(gradient, Partial):
-                    return True
-        return False
+    def _partial_gradients(self) -> set[str]:
+        """Tensors of whose gradient the ranks of tp each hold a term."""
+        return {
+            read.tensor
+            for i, op in enumerate(self.block.ops)
+            for read, gradient in zip(
+                op.reads, self.splits.tp.choices[self.block.name, i].read_gradients, strict=True
+            )
+            if isinstance(gradient, Partial)
+        }
 
     def _model_flops(self) -> float:
         return sum(
