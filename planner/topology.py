@@ -35,7 +35,7 @@ class Device:
     peak_flops: dict[str, float]
     """Dense peak FLOP/s by dtype name (`bf16`, `fp16`, `fp32`, `tf32`, `fp8`)."""
     efficiency: dict[str, Efficiency]
-    """By kernel family: `gemm`, `attention`, `grouped_gemm`, `memory`."""
+    """By kernel family (`gemm`, `attention`, `grouped_gemm`, `memory`), or one dtype of it (`gemm/bf16`)."""
     kernel_latency_s: float
     """Smallest time one kernel takes on the device, seconds."""
     sources: dict[str, str]

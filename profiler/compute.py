@@ -4,6 +4,9 @@ In: a device and `Settings`. Out: `Kernel`s, each with the FLOPs and bytes that 
 multiply-add is two FLOPs; bytes are what is read and written once). Between any two sizes of a family one is
 held back: it becomes no point of a curve, it tells how well the curve predicts.
 
+On a CPU a kernel takes its processor time, times the ranks that share a core: what other processes take away
+for a while is no property of the machine, what ranks take from each other is.
+
     gemm               m x k @ k x n                      2 m n k
     attention          causal, b heads s x d              2 b s^2 d (half of 4 b s^2 d)
     attention_backward                                    2.5 times the forward (five matmuls instead of two)
@@ -81,21 +84,31 @@ def main_dtype(device: torch.device) -> str:
     return "fp32" if device.type == "cpu" else "bf16"
 
 
-def runner(kernel: Kernel, device: torch.device) -> Run:
+def runner(kernel: Kernel, device: torch.device, *, ranks_per_core: float) -> Run:
     """Build the kernel's tensors and return how to run it so many times, in seconds."""
     with torch.enable_grad():
         call = kernel.build(device)
 
     def run(count: int) -> float:
         with torch.enable_grad():
-            _settle(device)
-            start = time.perf_counter()
-            for _ in range(count):
-                call()
-            _settle(device)
-            return time.perf_counter() - start
+            return timed(call, count, device, ranks_per_core=ranks_per_core)
 
     return run
+
+
+def timed(call: Callable[[], Any], count: int, device: torch.device, *, ranks_per_core: float) -> float:
+    """Seconds of `count` calls (see the module on CPUs)."""
+    if device.type == "cpu":
+        start = time.process_time()
+        for _ in range(count):
+            call()
+        return (time.process_time() - start) * ranks_per_core
+    torch.accelerator.synchronize(device)
+    start = time.perf_counter()
+    for _ in range(count):
+        call()
+    torch.accelerator.synchronize(device)
+    return time.perf_counter() - start
 
 
 def launch_gap() -> Kernel:
@@ -109,11 +122,6 @@ def launch_gap() -> Kernel:
     return Kernel(
         name="launch gap", family="latency", dtype="fp32", flops=1.0, nbytes=8.0, build=build, shape=shape
     )
-
-
-def _settle(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
 
 
 # --------------------------------------------------------------------------- sizes

@@ -155,7 +155,7 @@ def device(
 ) -> dict[str, Any]:
     """The `measured_device` of the file. `sheet`: the data-sheet file of its kind, if one is bundled.
 
-    `dtype` is the one whose matrix products make the efficiency curve.
+    `dtype` is the one whose kernels make the curves of their families; other dtypes have curves of their own.
     """
     kernels = [one for one in found if one.kind == "kernel"]
     known = None if sheet is None or sheet["architecture"] == "cpu" else sheet
@@ -204,14 +204,15 @@ def _launch_gap(kernels: Iterable[Measurement]) -> float:
 def _efficiencies(
     kernels: Sequence[Measurement], peaks: Mapping[str, float], bandwidth: float, dtype: str, source: str
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    for family in FAMILIES:
-        of_family = [one for one in kernels if one.facts["family"] == family]
-        if family != "memory":
-            of_family = [one for one in of_family if one.facts["dtype"] == dtype and dtype in peaks]
-        if not of_family:
-            continue
-        points = sorted(_point(one, peaks, bandwidth) for one in of_family)
-        yield family, {"origin": "measured", "source": source, "curve": monotone(points)}
+    families: dict[str, list[Measurement]] = {}
+    for one in kernels:
+        family, own = one.facts["family"], one.facts["dtype"]
+        if family in FAMILIES and (family == "memory" or own in peaks):
+            named = family if family == "memory" or own == dtype else f"{family}/{own}"
+            families.setdefault(named, []).append(one)
+    for name, members in families.items():
+        points = sorted(_point(one, peaks, bandwidth) for one in members)
+        yield name, {"origin": "measured", "source": source, "curve": monotone(points)}
 
 
 def _point(one: Measurement, peaks: Mapping[str, float], bandwidth: float) -> tuple[float, float]:

@@ -7,7 +7,6 @@ between any two sizes one is held back, to tell how well the curve predicts what
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -40,32 +39,27 @@ def _family(session: Session, name: str, wanted: Sequence[compute.Kernel]) -> No
     if not wanted or not session.in_time(len(wanted)):
         return
     session.tell(f"{name}: {len(wanted)} sizes")
-    items = [_kernel_item(kernel, session.world.device) for kernel in wanted]
+    items = [_kernel_item(kernel, session.world) for kernel in wanted]
     session.take(items, {item.key: session.warm_up(item) for item in items})
 
 
-def _kernel_item(kernel: compute.Kernel, device: torch.device) -> Item:
+def _kernel_item(kernel: compute.Kernel, world: World) -> Item:
     facts = {
         "name": kernel.name, "family": kernel.family, "dtype": kernel.dtype, "flops": kernel.flops,
         "bytes": kernel.nbytes, "shape": kernel.shape,
     }  # fmt: skip
     kind = "kernel check" if kernel.held_back else "kernel"
-    return Item(key=kernel.key, kind=kind, facts=facts, run=compute.runner(kernel, device))
+    run = compute.runner(kernel, world.device, ranks_per_core=world.ranks_per_core)
+    return Item(key=kernel.key, kind=kind, facts=facts, run=run)
 
 
 def own_speed(world: World) -> list[float]:
     """Each rank's own time for one kernel, to find a slow device."""
     side = 256 if world.device.type == "cpu" else 4096
     a = torch.randn(side, side, device=world.device)
-    times = []
-    for _ in range(5):
-        world.settle()
-        start = time.perf_counter()
-        for _ in range(10):
-            a @ a
-        world.settle()
-        times.append(time.perf_counter() - start)
-    return [float(facts["seconds"]) for facts in world.gather("own speed", {"seconds": min(times)})]
+    share = world.ranks_per_core
+    seconds = min(compute.timed(lambda: a @ a, 10, world.device, ranks_per_core=share) for _ in range(5))
+    return [float(facts["seconds"]) for facts in world.gather("own speed", {"seconds": seconds})]
 
 
 # --------------------------------------------------------------------------- collectives

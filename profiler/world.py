@@ -37,6 +37,7 @@ class World:
         self.device = _device(self.local_rank)
         self.backend = dist.get_default_backend_for_device(self.device) if self.size > 1 else "none"
         self.watch: Watch | None = None
+        self.hosts = [self.host]
         self._timeout = timedelta(seconds=timeout_s)
         self._control: dist.ProcessGroup | None = None
         self._store: dist.Store | None = None
@@ -105,6 +106,14 @@ class World:
         """Publish what this rank is about to do, for messages about failures."""
         if self.watch is not None:
             self.watch.doing(what)
+
+    @property
+    def ranks_per_core(self) -> float:
+        """How many ranks share a core of this host, at least 1; accelerators are not shared."""
+        if self.device.type != "cpu":
+            return 1.0
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return max(1.0, self.hosts.count(self.host) / cores)
 
     def settle(self) -> None:
         """Wait until the device has done all its work."""

@@ -40,7 +40,11 @@ LinkKind = Literal[
     "ici",
 ]
 Dtype = Literal["bf16", "fp16", "tf32", "fp32", "fp8"]
-Family = Literal["gemm", "attention", "attention_backward", "grouped_gemm", "memory"]
+Family = Literal[
+    "gemm", "attention", "attention_backward", "grouped_gemm", "memory",
+    "gemm/bf16", "gemm/fp16", "gemm/tf32", "gemm/fp32", "gemm/fp8",
+]  # fmt: skip
+"""A kernel family, or its kernels of one dtype where these have a curve of their own."""
 CollectiveName = Literal["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "send/recv"]
 GbPerS = Annotated[float, Field(gt=0, le=MAX_GB_PER_S)]
 Microseconds = Annotated[float, Field(gt=0, le=MAX_US)]

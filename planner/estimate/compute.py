@@ -93,7 +93,7 @@ def kernel_time(work: Work, device: Device) -> Estimate:
 
 def utilisation(work: Work, device: Device) -> tuple[float, Origin]:
     """Fraction of the dtype's peak that this kernel's arithmetic reaches, and where it comes from."""
-    curve, origin = _curve(work.family, device)
+    curve, origin = _curve(work.family, device, DTYPES.get(work.dtype, work.dtype))
     useful = 1.0
     if work.family == "gemm":
         useful = _side(work.m) * _side(work.n) * _side(work.k)
@@ -132,14 +132,15 @@ def interpolate(curve: tuple[tuple[float, float], ...], size: float) -> float:
 
 
 def _memory(nbytes: float, kernels: float, device: Device) -> tuple[float, Origin]:
-    curve, origin = _curve("memory", device)
+    curve, origin = _curve("memory", device, "")
     return nbytes / (device.memory_bytes_per_s * interpolate(curve, nbytes / kernels)), origin
 
 
-def _curve(family: str, device: Device) -> tuple[tuple[tuple[float, float], ...], Origin]:
+def _curve(family: str, device: Device, dtype: str) -> tuple[tuple[tuple[float, float], ...], Origin]:
+    """The curve of a family: its own for this dtype where there is one (`gemm/bf16`), else of any dtype."""
     for name in STANDS_IN[family]:
-        if name in device.efficiency:
-            found = device.efficiency[name]
+        found = device.efficiency.get(f"{name}/{dtype}") or device.efficiency.get(name)
+        if found is not None:
             measured = name == family and found.origin != Origin.MODELLED
             return found.curve, Origin.INTERPOLATED if measured else Origin.MODELLED
     return ((1.0, UNKNOWN_FRACTION),), Origin.MODELLED

@@ -15,12 +15,14 @@ from tpplan import cli
 from tpplan.planner.errors import TopologyError
 from tpplan.planner.estimate.compute import kernel_time
 from tpplan.profiler import below_class, check, journal, profile_file
-from tpplan.profiler.discovery import tiers
+from tpplan.profiler.discovery import Layout, Ring, tiers
 from tpplan.profiler.overlap import sigma
 from tpplan.profiler.patterns import pairs, pattern, patterns
 from tpplan.profiler.settings import QUICK, Measurement, Sample
 from tpplan.profiler.timing import Batch, in_turns, sample, spread
 from tpplan.topologies import load_device, load_file
+from tpplan.topologies.document import parse
+from tpplan.topologies.load import topology_of
 
 
 def one(key: str, *, kind: str = "kernel", seconds: float = 1e-3, **facts) -> Measurement:
@@ -238,8 +240,6 @@ def test_curves_are_monotone_and_say_how_groups_lie():
         for size, seconds in ((1024, 2e-4), (65536, 1e-4), (2**20, 1e-3))
     ]  # fmt: skip
     base = {"gb_per_s": 1.0, "latency_us": 1.0, "efficiency": 0.5}
-    from tpplan.profiler.discovery import Layout, Ring
-
     layout = Layout(
         rings=(Ring(name="node", size=2, kind="tcp"), Ring(name="cluster", size=2, kind="tcp")),
         device_name="cpu", memory_bytes=1, free_bytes=1, hosts=("a", "b"), notes=(),
@@ -249,6 +249,26 @@ def test_curves_are_monotone_and_say_how_groups_lie():
     apart, full = cluster["measured"]
     assert apart["inside"] == [1] and "inside" not in full
     assert apart["bytes_us"] == [[1024, 141.42], [65536, 141.42], [2**20, 1000.0]]
+
+
+def test_matrix_products_of_other_dtypes_have_curves_of_their_own():
+    found = [gemm(64, 1e-4), gemm(128, 4e-4)]
+    bf16 = [replace(one, facts={**one.facts, "dtype": "bf16"}) for one in (gemm(64, 4e-4), gemm(128, 5e-4))]
+    layout = Layout(
+        rings=(Ring(name="cluster", size=1, kind="tcp"),), device_name="cpu", memory_bytes=2**30,
+        free_bytes=1, hosts=("a",), notes=(),
+    )  # fmt: skip
+    rest = [
+        one("gap", seconds=1e-6, name="gap", family="latency", dtype="fp32", flops=1.0, bytes=8.0, shape={}),
+        one("add", name="pointwise", family="memory", dtype="fp32", flops=1.0, bytes=1e6, shape={}),
+    ]  # fmt: skip
+    made = profile_file.device(layout, [*found, *bf16, *rest], sheet=None, dtype="fp32", source="here")
+    level = {"name": "cluster", "size": 1, "kind": "tcp", "gb_per_s": 1, "latency_us": 9, "efficiency": 0.5}
+    document = {"name": "lab", "device": "cpu", "measured_device": made, "levels": [level]}
+    device = topology_of(parse(json.dumps(document), Path("lab"))).device
+    for one_of in (*found, *bf16):
+        predicted = kernel_time(check.work(one_of.facts), device).seconds
+        assert predicted == pytest.approx(one_of.sample.seconds, rel=1e-3)
 
 
 def test_sigma_is_at_least_one():
