@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import cases
@@ -178,17 +179,18 @@ def run_under_torchrun(plan: Path, folder: Path, steps: int, every: int) -> subp
 def test_twenty_kills_of_a_run_under_torchrun(tmp_path: Path):
     whole = cases.planned("llama", dp=1, tp=2)
     plan = cases.stepped(cases.staged(whole, "1f1b", [2, 2]), microbatches=4)
+    plan = replace(plan, cluster=replace(plan.cluster, devices=4, devices_per_node=4))
     save(plan, tmp_path / "plan.yaml")
     steps, every, kills, dice = 200, 10, 20, random.Random(20)
-    quiet = run_under_torchrun(tmp_path / "plan.yaml", tmp_path / "quiet", steps, every)
-    assert quiet.wait(PATIENCE_S) == 0
-    killed = run_under_torchrun(tmp_path / "plan.yaml", tmp_path / "killed", steps, every)
-    try:
-        for _ in range(kills):
-            kill_one(tmp_path / "killed", 4, dice)
-        assert killed.wait(PATIENCE_S) == 0
-    finally:
-        killed.kill()
+    for folder, times in ((tmp_path / "quiet", 0), (tmp_path / "killed", kills)):
+        run = run_under_torchrun(tmp_path / "plan.yaml", folder, steps, every)
+        try:
+            for _ in range(times):
+                kill_one(folder, 4, dice)
+            assert run.wait(PATIENCE_S) == 0
+        finally:
+            run.terminate()  # torchrun ends its ranks
+            run.wait()
     assert len(lives(tmp_path / "killed")) == kills + 1
     check_lives(tmp_path / "killed", steps, every)
     check_equal(tmp_path / "killed", tmp_path / "quiet", 4)
