@@ -14,6 +14,7 @@ from typing import Any
 
 from .context import check_context, context_sizes
 from .coverage import in_words, uncovered
+from .cutting import check_stages, uncuttable
 from .describe import (
     layer_lists,
     module_layouts,
@@ -71,6 +72,7 @@ def plan_graph(
         cluster=topology.name,
     )
     check_tensor(made.graph, problem, checked)
+    check_stages(made.graph, int(checked.get("pp", 1)), job.framework)
     check_context(made.graph, int(checked.get("cp", 1)), job.framework)
     found = search(
         problem,
@@ -165,6 +167,7 @@ def search_problem(graph: Graph, topology: Topology, job: Job) -> SearchProblem:
         tokens_per_sample=job.seq_len,
         tp_sizes=tensor_sizes(graph, topology.devices),
         ep_sizes=expert_sizes(graph, topology.devices),
+        pipelines=uncuttable(graph, job.framework) is None,
         cp_sizes=context_sizes(graph, devices=topology.devices, framework=job.framework),
     )
 

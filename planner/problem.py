@@ -73,6 +73,8 @@ class SearchProblem:
     ep_sizes: tuple[int, ...] = (1,)
     cp_sizes: tuple[int, ...] = (1,)
     order: tuple[str, ...] = DEFAULT_ORDER
+    pipelines: bool = True
+    """Whether the framework can cut this model into stages."""
 
     @property
     def counts(self) -> dict[str, int]:

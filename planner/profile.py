@@ -104,6 +104,13 @@ class Framework:
     """Boundary tensors that a pipeline stage sets aside for every microbatch, in flight or not."""
     keeps_outputs: bool = False
     """Whether the last stage keeps what the model returns, for every microbatch, until the step's end."""
+    converts_parameters: bool = True
+    """Whether a weight that several places read, as an embedding and a head do, may be stored in a layout
+    that one of them has to convert it from."""
+    sums_tied_shards: bool = False
+    """Whether stages that hold one tied parameter sum its gradient once it is sharded, and not whole."""
+    runs_selective_once: bool = False
+    """Whether selective recomputation rules out schedules that run backward in two parts (PyTorch's)."""
     recompute_stops_early: bool = False
     """Whether full recomputation ends once everything kept is back (PyTorch's non-reentrant checkpoints)."""
     dedups_routing: bool = False

@@ -17,7 +17,7 @@ so that a rank holds one early and one late stage.
 | `interleaved` | 1f1b over several stages per rank | Narayanan et al. 2021, arXiv:2104.04473 |
 | `zb-h1` | 1f1b; weight gradients wait until they fill the bubble | Qi et al. 2023, arXiv:2401.10241 |
 | `zbv` | two stages per rank in a V; weight gradients fill the rest | Qi et al. 2024, arXiv:2405.15362 |
-| `dualpipev` | a V; forward of one stage, backward of the other in turn | DeepSeek-AI 2024, arXiv:2412.19437 |
+| `dualpipev` | a V; forward of one stage, backward of the other | DeepSeek-AI 2024, arXiv:2412.19437 |
 """
 
 from __future__ import annotations
@@ -73,6 +73,8 @@ class Schedule(StrEnum):
     DUALPIPEV = "dualpipev"
 
 
+SPLIT_BACKWARD = (Schedule.ZB_H1, Schedule.ZBV, Schedule.DUALPIPEV)
+"""Schedules that run the gradients of inputs and of weights apart."""
 V_SHAPED = (Schedule.ZBV, Schedule.DUALPIPEV)
 """Schedules whose ranks hold one early and one late stage."""
 

@@ -80,6 +80,7 @@ TORCH = Framework(
     context_bytes=CONTEXT_BYTES + NCCL_BYTES,
     step_overhead_s=0.02,
     keeps_gathered_in_pipeline=True,
+    runs_selective_once=True,
     recompute_stops_early=True,
     selective="alternate",
     logits_bytes=12.0,
@@ -99,6 +100,7 @@ TORCH = Framework(
         "gathers_in_own_pool, reduces_in_own_pool: FSDP2 allocates on its copy-in and reduce streams. "
         "receive_buffers: torch.distributed.pipelining makes one for each microbatch, activations and "
         "gradients (stage.py). keeps_outputs: output_chunks there. "
+        "runs_selective_once: torch.utils.checkpoint raises on a second backward of a selective region. "
         "keeps_gathered_in_pipeline: torchtitan's fsdp_reshard_after_forward = default. "
         "gradient_bytes, sync_bytes: torchtitan mixed_precision_reduce = float32. "
         "master_bytes: parameters are stored in fp32, two bytes more than the 16-bit weight, and cast "
@@ -126,7 +128,18 @@ TPPLAN = Framework(
     allocator_reserve=RESERVE,
     context_bytes=CONTEXT_BYTES + NCCL_BYTES,
     step_overhead_s=0.02,
-    source="as `torch`, on which this runtime stands; nothing measured of its own yet",
+    keeps_gathered_in_pipeline=True,
+    recompute_stops_early=True,
+    runs_selective_once=True,
+    converts_parameters=False,
+    sums_tied_shards=True,
+    source=(
+        "as `torch`, on which this runtime stands; nothing measured of its own yet. "
+        "keeps_gathered_in_pipeline: runtime/data.py. "
+        "recompute_stops_early, runs_selective_once: torch.utils.checkpoint without reentrance. "
+        "converts_parameters: a parameter has one layout, and is read in it. "
+        "sums_tied_shards: runtime/ties.py, after gradients were reduce-scattered"
+    ),
 )
 
 DEEPSPEED = Framework(

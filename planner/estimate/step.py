@@ -26,6 +26,7 @@ from ..layout import Collective
 from ..mesh import AXES, Mesh
 from ..problem import Candidate, Pricing
 from ..profile import Framework, Optimizer, hidden_share
+from ..schedule import V_SHAPED
 from ..topology import GroupSpan, Topology
 from .memory import master_bytes, replicas, traffic_stage
 from .overlap import exposed_s
@@ -34,6 +35,8 @@ TENSORS_PER_LAUNCH = 36
 """Parameter tensors that one fused optimizer kernel takes (PyTorch `MultiTensorApply.cuh`, depth 4)."""
 OPTIMIZER_FLOPS = 12
 """Arithmetic per parameter of one AdamW update (arXiv:1711.05101, algorithm 2); it is memory bound."""
+NEVER = 4
+"""A ZeRO stage that no plan has."""
 NORM_BYTES = 4
 """The gradient norm's all-reduce carries one fp32 number."""
 
@@ -364,8 +367,11 @@ def _replicated_over_tp(groups: Sequence[ParameterGroup], setting: Setting) -> I
 
 
 def _tied(groups: Sequence[ParameterGroup], setting: Setting) -> Iterator[Communication]:
-    """The first and the last stage sum the gradients of parameters that both hold."""
-    numel = sum(g.numel for g in groups if g.trainable and g.tied)
+    """The first and the last stage sum gradients of parameters that both hold, unless one rank has both."""
+    if setting.candidate.schedule in V_SHAPED:
+        return
+    first = 1 if setting.framework.sums_tied_shards else NEVER
+    numel = sum(_local_numel(g, setting, from_zero=first) for g in groups if g.trainable and g.tied)
     if numel:
         mesh, topology = setting.mesh, setting.topology
         span = topology.span(size=2, stride=mesh.stride("pp") * (mesh.pp - 1))

@@ -24,7 +24,7 @@ from ..estimate.memory import (
 from ..estimate.step import BlockTime, Setting, block_time, once_per_step, send_recv
 from ..layout import Collective
 from ..problem import Candidate, Pricing, SearchProblem
-from ..schedule import Schedule, in_flight
+from ..schedule import SPLIT_BACKWARD, Schedule, in_flight
 from ..topology import Device, GroupSpan
 from .brackets import StagePlan, bound_s, cheapest_s
 from .intervals import BlockClass, Modes, StageProblem, rank_seconds
@@ -163,6 +163,8 @@ class Costed:
         modes = list(cost.saved_bytes)
         if self.problem.layer_classes and name not in self.problem.layer_classes:
             modes = [Recompute.NONE]  # only repeated layers are run again
+        if self.problem.framework.runs_selective_once and self.candidate.schedule in SPLIT_BACKWARD:
+            modes = [mode for mode in modes if mode is not Recompute.SELECTIVE]
         if self.recompute is not None and self.recompute in modes:
             modes = [self.recompute]
         return BlockClass(
@@ -252,7 +254,7 @@ class Costed:
         sums: dict[tuple, tuple[float, float]] = {}
         for name, n in counts.items():
             for g in self.intra.blocks[name].parameters:
-                key = (g.element_bytes, g.sparse, g.trainable, g.replicated_over_tp)
+                key = (g.element_bytes, g.sparse, g.trainable, g.replicated_over_tp, g.tied)
                 numel, tensors = sums.get(key, (0.0, 0.0))
                 sums[key] = (numel + n * g.numel, tensors + n * g.tensors)
         return [
@@ -263,8 +265,9 @@ class Costed:
                 trainable=trainable,
                 tensors=max(1, math.floor(tensors)),
                 replicated_over_tp=over_tp,
+                tied=tied,
             )
-            for (element_bytes, sparse, trainable, over_tp), (numel, tensors) in sums.items()
+            for (element_bytes, sparse, trainable, over_tp, tied), (numel, tensors) in sums.items()
         ]
 
     def under(self, candidate: Candidate) -> Costed:

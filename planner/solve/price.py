@@ -71,7 +71,7 @@ def price_ranks(
     distinct = {id(costed): costed for costed in ranks}.values()
     times = [time.origin for costed in distinct for time in costed.times.values()]
     origin = worst(*times, *(once.origin for once in onces))
-    communications = _communications(ranks[slowest], plan.ranks[slowest], onces[last])
+    communications = _communications(ranks, plan, onces)
     prediction = _prediction(
         problem,
         cluster,
@@ -164,8 +164,26 @@ def _microbatch_parts(costed: Costed, modes: Modes) -> Parts:
     return parts
 
 
-def _communications(costed: Costed, modes: Modes, once: OncePerStep) -> tuple[Communication, ...]:
-    """Every collective of the slowest stage, with executions per step, largest total first."""
+def _communications(
+    ranks: Sequence[Costed], plan: StagePlan, onces: Sequence[OncePerStep]
+) -> tuple[Communication, ...]:
+    """Every collective, with executions per step on the stage where it takes longest, largest total first."""
+    most: dict[tuple, list[Communication]] = {}
+    for costed, modes, once in zip(ranks, plan.ranks, onces, strict=True):
+        here: dict[tuple, list[Communication]] = {}
+        for c in _on_stage(costed, modes, once):
+            here.setdefault((c.label, c.collective, c.axis), []).append(c)
+        for key, found in here.items():
+            most[key] = max(most.get(key, found), found, key=_total_s)
+    return tuple(sorted((c for found in most.values() for c in found), key=lambda c: -c.seconds * c.count))
+
+
+def _total_s(communications: Sequence[Communication]) -> float:
+    return sum(c.seconds * c.count for c in communications)
+
+
+def _on_stage(costed: Costed, modes: Modes, once: OncePerStep) -> list[Communication]:
+    """Every collective of one stage, with executions per step."""
     m, v = costed.candidate.microbatches, costed.candidate.virtual_stages
     counts: dict[str, int] = {}
     for name, n, _ in modes:
@@ -176,7 +194,7 @@ def _communications(costed: Costed, modes: Modes, once: OncePerStep) -> tuple[Co
         for c in costed.times[name].communications
     ]
     handover = [replace(costed.handover, count=2 * v * m)] if costed.handover else []
-    return tuple(sorted((*inside, *handover, *once.communications), key=lambda c: -c.seconds * c.count))
+    return [*inside, *handover, *once.communications]
 
 
 def _prediction(

@@ -50,7 +50,7 @@ def meshes(problem: SearchProblem, pins: Pins) -> Iterator[Mesh]:
                 if devices % inner:
                     continue
                 for pp in allowed("pp", divisors(devices // inner), pins):
-                    if devices % (inner * pp) or pp > layers:
+                    if devices % (inner * pp) or pp > (layers if problem.pipelines else 1):
                         continue
                     mesh = Mesh(pp=pp, dp=devices // (inner * pp), cp=cp, ep=ep, tp=tp, order=problem.order)
                     if pins.get("dp", mesh.dp) == mesh.dp and problem.job.global_batch % mesh.batch_ways == 0:
@@ -107,7 +107,10 @@ def _odd_part(n: int) -> int:
 
 def _zero_stages(problem: SearchProblem, mesh: Mesh, pins: Pins) -> list[int]:
     """Without replicas of anything there is nothing to shard."""
-    stages = allowed("zero", STAGES_OF.get(problem.framework.name, ZERO_STAGES), pins)
+    known = STAGES_OF.get(problem.framework.name, ZERO_STAGES)
+    if mesh.pp > 1 and problem.framework.keeps_gathered_in_pipeline:
+        known = tuple(stage for stage in known if stage != 2)  # whole gradients are kept: it is ZeRO-1
+    stages = allowed("zero", known, pins)
     return stages if mesh.dp * mesh.cp * mesh.ep > 1 or "zero" in pins else [0]
 
 
