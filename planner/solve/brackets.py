@@ -25,6 +25,8 @@ PRECISION = 1e-6
 """Of T in the bracket, as a share of it: far below any model error."""
 BISECTIONS = 40
 """Most halvings of the interval for T."""
+ROUNDING = 1e-9
+"""Of the capacity: what sums in another order may differ by."""
 CAPACITY_STEP = 1e-3
 """Precision of `least_capacity_bytes`, as a share of it."""
 
@@ -73,7 +75,7 @@ def cheapest_s(problem: StageProblem) -> float:
             return seconds
         take = min(freed, -room)
         room, seconds = room + take, seconds + price * take
-    return seconds if room >= -1e-9 * problem.capacity_bytes else math.inf
+    return seconds if room >= -ROUNDING * problem.capacity_bytes else math.inf
 
 
 def _hull(block: BlockClass) -> list[Recompute]:

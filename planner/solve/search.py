@@ -45,6 +45,7 @@ from .explain import enlarged_to_fit, reasons, seconds_in_words, why_it_does_not
 from .ideal import idealised, roofline
 from .infeasible import infeasible
 from .price import price
+from .quick import QuickBound, quick_bound
 from .simulated import simulated_s
 from .solver import Status
 from .space import EXPERTS, Expert, candidates
@@ -134,7 +135,7 @@ class _Run:
         self.proven_s = math.inf
         self.reached_s = 0.0
         self.queue: list[_Entry] = []
-        self.ideal: dict[tuple, Costed] = {}
+        self.ideal: dict[tuple, QuickBound] = {}
         self.real: dict[tuple, Costed] = {}
         bound = roofline(problem)
         for candidate in candidates(problem, pins):
@@ -167,8 +168,8 @@ class _Run:
         """Step 2 of the bounds; infinite when not even an ideal split fits."""
         key = (candidate.mesh, candidate.micro_batch, candidate.zero_stage, candidate.shard_group)
         if key not in self.ideal:
-            self.ideal[key] = self._costed(candidate, idealised(self.problem, candidate))
-        return self.ideal[key].under(candidate).bound_s
+            self.ideal[key] = quick_bound(self._costed(candidate, idealised(self.problem, candidate)))
+        return self.ideal[key].bound_s(candidate)
 
     def solutions(self, candidate: Candidate) -> tuple[IntraSolution, ...]:
         """The intra-op frontier, asked once per slice (`_slice_key`) and microbatch."""

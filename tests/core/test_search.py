@@ -30,6 +30,7 @@ from tpplan.planner.profile import OPTIMIZERS, Framework, Job
 from tpplan.planner.solve.costed import Costed
 from tpplan.planner.solve.ideal import idealised, roofline
 from tpplan.planner.solve.price import price
+from tpplan.planner.solve.quick import quick_bound
 from tpplan.planner.solve.search import search
 from tpplan.planner.solve.solver import Status
 from tpplan.planner.solve.space import EXPERTS, candidates
@@ -257,6 +258,23 @@ def test_nothing_is_better_than_the_answer(seed: int) -> None:
     assert found.best.step_time_s == pytest.approx(min(prices), rel=2e-4), "the stage ILP's gap is 1e-4"
     assert found.summary.lower_bound_s <= min(prices) * (1 + 1e-12)
     assert found.summary.complete
+
+
+@pytest.mark.parametrize("experts", [0, 4])
+def test_the_closed_form_of_ideal_costs_is_their_bound(experts: int) -> None:
+    model = Transformer(layers=7, hidden=2048, ffn=8192, vocab=32000, seq=2048, kv=4, experts=experts)
+    problem = model.problem(topology(2, memory=5e9, per_node=4), batch=24)
+    pricing, span, finite = model.pricing(problem.topology), spans(problem.topology), 0
+    for candidate in candidates(problem, {}):
+        setting = Setting(
+            candidate=candidate, topology=problem.topology, framework=problem.framework,
+            optimizer=problem.optimizer, pricing=pricing, span=span,
+        )  # fmt: skip
+        costed = Costed(problem=problem, setting=setting, intra=idealised(problem, candidate))
+        quick = quick_bound(costed).bound_s(candidate)
+        assert quick == pytest.approx(costed.bound_s, rel=1e-12), candidate
+        finite += math.isfinite(quick)
+    assert finite > 0
 
 
 def test_waterfall_adds_up_and_memory_fits(small: Outcome) -> None:

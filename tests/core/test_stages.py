@@ -71,7 +71,7 @@ def by_enumeration(problem: StageProblem) -> float:
     return best
 
 
-@pytest.mark.parametrize("block", range(10))
+@pytest.mark.parametrize("block", range(25))
 def test_ilp_and_dynamic_programme_find_what_enumeration_finds(block: int) -> None:
     for seed in range(block * 20, block * 20 + 20):
         problem = random_problem(seed)
