@@ -268,6 +268,8 @@ def pin_values(pins: Mapping[str, int | str] | None) -> Pins:
 
 def pins_of(plan: Plan) -> Pins:
     """The choices of a plan as pins; recompute that differs between blocks is left free."""
+    if plan.serving:
+        return {axis: plan.mesh.size(axis) for axis in SERVING_AXES}
     pins: Pins = {**plan.mesh.sizes, "zero": plan.zero_stage, "micro_batch": plan.micro_batch}
     if plan.zero_stage == 3 or plan.shard_group:
         pins["shard_group"] = plan.shard_group or plan.mesh.dp * plan.mesh.cp * plan.mesh.ep

@@ -19,8 +19,9 @@ from .graph import Graph
 from .mixed import plan_cluster
 from .options import DEFAULT_SEQ_LEN, pins_of
 from .plan import Infeasible, Plan
-from .suggest import load_graph
-from .topology import Cluster
+from .serve import plan_serving
+from .suggest import TRACED_AS, load_graph
+from .topology import Cluster, Topology
 
 CHANGED_SHARE = 0.01
 """A plan priced anew whose step differs by more than this was made by other cost models."""
@@ -62,16 +63,29 @@ def why(
     graph = load_graph(
         model or plan.model.source,
         seq_len=plan.job.seq_len if plan.job.seq_len > 1 else DEFAULT_SEQ_LEN,
-        dtype=plan.job.dtype,
+        dtype=TRACED_AS.get(plan.job.dtype, plan.job.dtype),
         mode=plan.job.mode,
         cache=cache,
         cache_dir=cache_dir,
     )
     _check_model(plan, graph)
-    ours = plan_cluster(graph, cluster, plan.job, pins=pins_of(plan), source=plan.model.source, top=0)
-    pinned = plan_cluster(graph, cluster, plan.job, pins=pins, source=plan.model.source, top=0)
+    ask = _serve if plan.serving else _train
+    ours = ask(plan, graph, cluster, pins_of(plan))
+    pinned = ask(plan, graph, cluster, pins)
     base = plan if isinstance(ours, Infeasible) else ours
     return WhatIf(plan=base, pinned=pinned, pins=dict(pins), notes=_notes(plan, ours))
+
+
+def _train(plan: Plan, graph: Graph, cluster: Cluster, pins: Mapping[str, int | str]) -> Plan | Infeasible:
+    return plan_cluster(graph, cluster, plan.job, pins=pins, source=plan.model.source, top=0)
+
+
+def _serve(plan: Plan, graph: Graph, cluster: Cluster, pins: Mapping[str, int | str]) -> Plan | Infeasible:
+    assert isinstance(cluster, Topology)  # plans for serving are made for one kind of nodes
+    sequences = plan.job.global_batch
+    return plan_serving(
+        graph, cluster, plan.job, concurrency=sequences, pins=pins, source=plan.model.source, top=0
+    )
 
 
 def _cluster(plan: Plan, topology: str | None) -> Cluster:

@@ -37,7 +37,9 @@ class Paragraph:
 
 def explain(plan: Plan) -> tuple[Paragraph, ...]:
     """The whole page, in reading order."""
-    axes = (("pp", _pipeline), ("tp", _tensor), ("ep", _expert), ("cp", _context), ("dp", _data))
+    data = _replicas if plan.serving else _data
+    stages = _served_stages if plan.serving else _pipeline
+    axes = (("pp", stages), ("tp", _tensor), ("ep", _expert), ("cp", _context), ("dp", data))
     made = [
         Paragraph(title=_axis_title(plan, axis), sentences=tuple(tell(plan)))
         for axis, tell in axes
@@ -45,7 +47,7 @@ def explain(plan: Plan) -> tuple[Paragraph, ...]:
     ]
     rest = [
         ("Axes left at 1", _unused(plan)),
-        ("Recomputation", _recompute(plan)),
+        ("Keys and values", _cache(plan)) if plan.serving else ("Recomputation", _recompute(plan)),
         ("Why these sizes", iter(plan.reasons)),
         ("What would change it", _changes(plan)),
         ("Asked again under other conditions", (change.sentence for change in plan.changes)),
@@ -61,7 +63,7 @@ def _axis_title(plan: Plan, axis: str) -> str:
         "tp": "tensor parallel",
         "ep": "expert parallel",
         "cp": "context parallel",
-        "dp": "data parallel",
+        "dp": "replicas" if plan.serving else "data parallel",
     }
     return f"{axis}={plan.mesh.size(axis)}: {names[axis]}"
 
@@ -81,6 +83,15 @@ def _pipeline(plan: Plan) -> Iterator[str]:
     yield (
         f"{words.plural(plan.num_microbatches, 'microbatch', 'microbatches')} follow each other through the "
         f"stages; filling and draining leave a bubble of {words.percent(plan.predicted.bubble_fraction)}."
+    )
+    yield from _talk(plan, "pp")
+
+
+def _served_stages(plan: Plan) -> Iterator[str]:
+    yield f"The {plan.model.layers} layers of a replica are cut into {plan.mesh.pp} stages, one a device."
+    yield (
+        f"{words.plural(plan.num_microbatches, 'group')} of {plan.micro_batch} sequences take turns, so that "
+        "every stage is busy; each token passes all stages."
     )
     yield from _talk(plan, "pp")
 
@@ -117,6 +128,15 @@ def _data(plan: Plan) -> Iterator[str]:
     yield from _talk(plan, "dp")
 
 
+def _replicas(plan: Plan) -> Iterator[str]:
+    serving = plan.serving
+    assert serving is not None
+    yield (
+        f"{serving.replicas} copies of the model each serve {serving.concurrency // serving.replicas:,} of "
+        f"{serving.concurrency:,} sequences. They never talk: a balancer in front of them is enough."
+    )
+
+
 def _dims(plan: Plan, axis: str) -> Iterator[str]:
     """Which dims are split over an axis, each with an op it is split in."""
     first: dict[str, str] = {}
@@ -137,10 +157,14 @@ def _talk(plan: Plan, axis: str) -> Iterator[str]:
     kinds = words.listed(dict.fromkeys(str(comm.collective) for comm in comms))
     times = sum(comm.count for comm in comms)
     yield (
-        f"It costs {words.plural(round(times), 'collective')} a step on each device ({kinds}) over "
+        f"It costs {words.plural(round(times), 'collective')} a {_unit(plan)} on each device ({kinds}) over "
         f"{_links(plan, comms)}: {words.duration(_total(comms))}, of which "
         f"{words.duration(sum(c.exposed_s * c.count for c in comms))} is not hidden by computation."
     )
+
+
+def _unit(plan: Plan) -> str:
+    return "token" if plan.serving else "step"
 
 
 def _total(comms: Sequence[Communication]) -> float:
@@ -170,6 +194,20 @@ def _rival(plan: Plan, rival: Alternative) -> str:
 
 
 # --------------------------------------------------------------------------- the rest
+
+
+def _cache(plan: Plan) -> Iterator[str]:
+    serving = plan.serving
+    assert serving is not None
+    length = serving.prompt_len + serving.output_len
+    yield (
+        f"A token's keys and values take {words.size(serving.cache_bytes_per_token)} of the fullest device, "
+        f"a sequence of {length:,} tokens {words.size(serving.cache_bytes_per_token * length)}."
+    )
+    yield (
+        f"{words.size(serving.cache_budget_bytes)} are left for them beside weights and activations: room "
+        f"for {serving.max_concurrency:,} sequences on all replicas, or as many as the engine runs at once."
+    )
 
 
 def _recompute(plan: Plan) -> Iterator[str]:
@@ -211,7 +249,7 @@ def _changes(plan: Plan) -> Iterator[str]:
     device = words.gib(predicted.device_memory_bytes)
     yield f"{words.gib(free)} GiB of {device} are free on the fullest device. {binds}."
     others = [part for part in predicted.waterfall if part.label not in COMPUTE]
-    if others:
+    if others and not plan.serving:
         largest = max(others, key=lambda part: part.seconds)
         yield (
             f"Besides compute, most of the step goes to {largest.label}: without it the step would be "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import metadata
 
 from ..cost import Origin
@@ -45,7 +46,7 @@ def serving_plan(
         tpplan_version=metadata.version("tpplan"),
         model=model_info(graph, job, source),
         cluster=cluster_info(problem.topology),
-        job=job,
+        job=replace(job, global_batch=best.in_flight),
         mesh=best.mesh,
         zero_stage=0,
         micro_batch=-(-best.sequences // best.mesh.pp),

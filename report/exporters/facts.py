@@ -200,6 +200,12 @@ def headline(plan: Plan) -> str:
     """One line for a file's head: what is planned, for what."""
     model, cluster = plan.model, plan.cluster
     hardware = f"{cluster.devices} x {one_line(cluster.device)}"
+    if plan.serving:
+        return (
+            f"{one_line(model.name)} on {hardware}: {plan.mesh}, {plan.serving.concurrency:,} sequences at "
+            f"once, predicted {words.digits(plan.serving.tokens_per_s)} tokens/s "
+            f"(tpplan {plan.tpplan_version})"
+        )
     return (
         f"{one_line(model.name)} on {hardware}: {plan.mesh}, "
         f"{words.zero(plan.zero_stage, plan.shard_group)}, "

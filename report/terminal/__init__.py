@@ -21,7 +21,7 @@ from .communication import top_communications
 from .memory import memory_bars
 from .ranks import rank_table
 from .runners_up import runners_up, what_would_change
-from .serving import serving_certificate, serving_verdict, slower_servers
+from .serving import serving_certificate, slower_servers
 from .splits import split_table
 from .tables import Heading, literal
 from .verdict import infeasible_verdict, more_reasons, title, verdict
@@ -99,7 +99,7 @@ def open_console(file: TextIO) -> Console:
 
 
 def _sections(plan: Plan) -> Iterator[RenderableType]:
-    yield from _section(title(plan), serving_verdict(plan) if plan.serving else verdict(plan))
+    yield from _section(title(plan), verdict(plan))
     for name, make in SERVING_SECTIONS if plan.serving else SECTIONS:
         body = make(plan)
         if body is not None:

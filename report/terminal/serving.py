@@ -12,10 +12,8 @@ from .tables import grid, literal, number, table
 from .tables import words as column
 
 
-def serving_verdict(plan: Plan) -> RenderableType:
+def serving_verdict(plan: Plan, serving: Serving) -> RenderableType:
     """Replicas and sequences; speed and memory; the first reason."""
-    serving = plan.serving
-    assert serving is not None
     rows = [("Plan", _layout(plan, serving)), ("Cost", _cost(plan, serving))]
     return grid([*rows, *(("Why", literal(reason)) for reason in plan.reasons[:1])])
 

@@ -7,6 +7,7 @@ from rich.text import Text
 
 from ...planner.plan import Infeasible, Plan
 from .. import words
+from .serving import serving_verdict
 from .tables import grid, literal
 
 OTHER_FIXES = 2
@@ -22,6 +23,8 @@ def title(plan: Plan) -> str:
 
 def verdict(plan: Plan) -> RenderableType:
     """Mesh and schedule; time and memory; the first reason."""
+    if plan.serving:
+        return serving_verdict(plan, plan.serving)
     rows = [("Plan", _layout(plan)), ("Cost", _cost(plan))]
     return grid([*rows, *(("Why", literal(reason)) for reason in plan.reasons[:1])])
 

@@ -266,6 +266,14 @@ def test_the_command_line_serves(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert document["serving"]["concurrency"] == 64
     assert cli.main(["report", str(file)]) == 0
     assert "Time between two tokens" in capsys.readouterr().out
+    for asked in (["explain"], ["compare", str(file)], ["why", "--set", "tp=8"]):
+        assert cli.main([asked[0], str(file), *asked[1:]]) == 0
+        out = capsys.readouterr().out
+        assert "optimizer" not in out and "backward" not in out, asked
+    assert cli.main(["estimate", example, "-t", "dgx-h100", "--plan", str(file), "--no-compare"]) == 0
+    assert "tokens/s" in capsys.readouterr().out
+    assert cli.main(["export", str(file), "--to", "megatron"]) == 2
+    assert "for serving" in capsys.readouterr().err
     assert cli.main(["export", str(file), "--to", "vllm"]) == 0
     out, err = capsys.readouterr()
     assert "--tensor-parallel-size" in out and "training plan" not in err
