@@ -215,6 +215,8 @@ class SavedTensor:
     element_bytes: int
     elements: int
     """Element count as traced; `labels` say how it scales."""
+    multiple: float = 1.0
+    """Stored elements for each of its labels': 3 where one of a fused query, key and value keeps them all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

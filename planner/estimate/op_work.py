@@ -66,7 +66,8 @@ def backward_work(op: Op, sizes: Sizes, *, imbalance: float = 1.0, fused: bool =
 def saved_bytes(op: Op, sizes: Sizes) -> list[float]:
     """Local bytes of each storage the op keeps for backward."""
     return [
-        (extent(saved.labels, sizes) if saved.labels else float(saved.elements)) * saved.element_bytes
+        (extent(saved.labels, sizes) * saved.multiple if saved.labels else float(saved.elements))
+        * saved.element_bytes
         for saved in op.saved
     ]
 

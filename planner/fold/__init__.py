@@ -13,6 +13,7 @@ from .blocks import make_blocks, sparse_tables, unknown_ops
 from .edges import make_edges
 from .fused import mark_fused
 from .ops import make_op
+from .saved import kept_by_maker
 from .segments import cut_segments, full_chain
 
 
@@ -22,6 +23,7 @@ def build(traced: TracedGraph) -> Graph:
     names = names_of(space)
     segments = cut_segments(traced, space)
     chain = full_chain(traced, segments)
+    segments = kept_by_maker(segments, chain)
     ops = {s.index: tuple(make_op(space, names, d) for d in s.nodes) for s in segments}
     fused = {index: mark_fused(block, space) for index, block in ops.items()}
     edges, boundary = make_edges(space, segments, chain, fused)

@@ -183,6 +183,8 @@ def _inputs(model: Any, batch: int, seq_len: int) -> dict[str, torch.Tensor]:
     if "labels" in accepted:
         per_example = type(model).__name__.endswith(("SequenceClassification", "ImageClassification"))
         inputs["labels"] = torch.zeros((batch,) if per_example else (batch, seq_len), dtype=torch.long)
+    if "decoder_attention_mask" in accepted:
+        inputs["decoder_attention_mask"] = torch.ones(batch, seq_len, dtype=torch.long)
     if "decoder_input_ids" in accepted and "labels" not in accepted:
         inputs["decoder_input_ids"] = torch.zeros(batch, seq_len, dtype=torch.long)
     return {name: value for name, value in inputs.items() if name in accepted}

@@ -276,6 +276,12 @@ class _Reader:
         )
 
 
+def writes_in_place(node: fx.Node) -> bool:
+    """Whether a node's first argument is written."""
+    arguments = getattr(getattr(node.target, "_schema", None), "arguments", ())
+    return bool(arguments) and arguments[0].alias_info is not None and arguments[0].alias_info.is_write
+
+
 def _is_view(node: fx.Node) -> bool:
     """Whether a node's result is a view of its input."""
     if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
@@ -311,6 +317,15 @@ def module_of(node: fx.Node, prefix: str = "") -> tuple[str, str]:
         return "", ""
     name = cls if isinstance(cls, str) else cls.__qualname__
     return f"{path}.".removeprefix(prefix).removesuffix("."), name.rpartition(".")[2]
+
+
+_CUSTOM = re.compile(r'^.*?\.apply\([^\n]*\n(?=  File "[^"]+", line \d+, in forward\n)', re.DOTALL)
+
+
+def custom_function_of(node: fx.Node) -> str:
+    """Where the autograd function of the user's own that ran a node was applied, or an empty string."""
+    found = _CUSTOM.match(node.meta.get("stack_trace") or "")
+    return f"{module_of(node)[0]} {found[0]}" if found else ""
 
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')

@@ -8,7 +8,9 @@ that no fused kernel keeps.
 
 Some ops keep something else on an accelerator than on a CPU. `KERNELS` runs them as accelerators do:
 fused attention keeps queries, keys, values, output and one log-sum-exp a row, with dropout too; dropout
-keeps a mask of bytes; RMSNorm keeps its input and one fp32 number a row.
+keeps a mask of bytes; RMSNorm keeps its input and one fp32 number a row; recurrent layers keep gates and
+states of every step, not oneDNN's workspace. An autograd function of the user's
+own is exported as the ops of its forward, of which autograd keeps nothing: it is taken to keep its inputs.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from torch.utils import _pytree as pytree
 
 from ..graph import Node, Saved, Value
 from .export import silence
-from .read import WRITE_BACK, Program, dtype_name, output_name
+from .read import WRITE_BACK, Program, custom_function_of, dtype_name, output_name, writes_in_place
 
 aten = torch.ops.aten
 
@@ -67,7 +69,8 @@ def with_saved_tensors(
     program: Program, values: dict[str, Value], nodes: tuple[Node, ...]
 ) -> tuple[tuple[Node, ...], tuple[str, ...]]:
     """The nodes with `saved` and `differentiable` filled in, and warnings about ops that cannot run."""
-    with silence(), torch.enable_grad(), FakeTensorMode(allow_non_fake_inputs=True):
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with silence(), torch.enable_grad(), torch.backends.mkldnn.flags(enabled=False), fake:
         recorder = _Recorder(program, values)
         recorder.run(*recorder.placeholders())
     found = recorder.saved
@@ -98,6 +101,10 @@ class _Recorder(torch.fx.Interpreter):
         """What the running node keeps."""
         self.alive: list[Any] = []
         self.failed: set[str] = set()
+        self.function = ""
+        """The custom autograd function that is running."""
+        self.inside: set[str] = set()
+        """Nodes of it that have run."""
 
     def placeholders(self) -> list[Any]:
         """Fake tensors for the graph's inputs; tied parameters share one."""
@@ -126,9 +133,10 @@ class _Recorder(torch.fx.Interpreter):
         """Run one node and note the storages that it creates and keeps."""
         if n.op != "call_function":
             return super().run_node(n)
+        self._enter(custom_function_of(n))
         with saved_tensors_hooks(self._pack, lambda tensor: tensor):
             try:
-                result = super().run_node(n)
+                result = self._run_inside(n) if self.function else super().run_node(n)
             except Exception:
                 result = self._assume(n)
         self.alive.append(result)
@@ -136,11 +144,39 @@ class _Recorder(torch.fx.Interpreter):
         for index, tensor in enumerate(result if several else (result,)):
             name = output_name(n.name, index, several=several)
             if isinstance(tensor, torch.Tensor) and name in self.values:
-                self.owner.setdefault(_address(tensor), name)
+                self._own(tensor, name, rewritten=writes_in_place(n))
                 if tensor.requires_grad:
                     self.differentiable.add(n.name)
         self._settle(n.name)
         return result
+
+    def _enter(self, function: str) -> None:
+        if function != self.function:
+            self.function, self.inside = function, set()
+
+    def _run_inside(self, n: torch.fx.Node) -> Any:
+        """Run an op of a custom autograd function: what it reads from outside is kept, and nothing else."""
+        read = {node.name: self.env[node] for node in n.all_input_nodes}
+        wanted = {
+            name: tensor
+            for name, tensor in read.items()
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad
+        }
+        self.packed += [tensor.detach() for name, tensor in wanted.items() if name not in self.inside]
+        with torch.no_grad():
+            result = super().run_node(n)
+        self.inside.add(n.name)
+        for tensor in pytree.tree_leaves(result):
+            if wanted and isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+                tensor.requires_grad_()
+        return result
+
+    def _own(self, tensor: torch.Tensor, name: str, *, rewritten: bool) -> None:
+        """Say whose storage it is: who made it first, or last wrote all of it in place."""
+        whole = tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+        if rewritten and whole:
+            self.owner[_address(tensor)] = name
+        self.owner.setdefault(_address(tensor), name)
 
     def call_function(self, target: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Run an op on the CPU, as the kernel that an accelerator would use."""

@@ -25,8 +25,8 @@ def saved_bytes(graph: TracedGraph) -> int:
     return sum(prod(saved.shape) * DTYPE_BYTES[saved.dtype] for saved in kept)
 
 
-def real_saved_bytes(model: nn.Module, inputs: tuple, loss: Callable) -> int:
-    """Bytes of the storages that a real forward pass keeps, parameters and buffers aside."""
+def real_saved_bytes(model: nn.Module, loss: Callable[[], torch.Tensor]) -> int:
+    """Bytes of the storages that a real forward pass to the loss keeps, parameters and buffers aside."""
     held = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
     kept: dict[int, torch.UntypedStorage] = {}
 
@@ -37,7 +37,7 @@ def real_saved_bytes(model: nn.Module, inputs: tuple, loss: Callable) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        result = loss(model(*inputs), inputs)
+        result = loss()
     result.backward()
     return sum(storage.nbytes() for storage in kept.values())
 
@@ -112,7 +112,7 @@ def test_kept_bytes_are_those_of_a_real_run(case: str, dtype: str):
     if dtype == "bf16":
         model = model.to(torch.bfloat16)
         inputs = tuple(x.to(torch.bfloat16) if x.is_floating_point() else x for x in inputs)
-    assert saved_bytes(graph) == real_saved_bytes(model, inputs, loss)
+    assert saved_bytes(graph) == real_saved_bytes(model, lambda: loss(model(*inputs), inputs))
 
 
 # ---------------------------------------------------------------------------- one op at a time
