@@ -25,7 +25,15 @@ from tpplan.planner.estimate.step import Setting, spans
 from tpplan.planner.layout import Collective
 from tpplan.planner.mesh import Mesh
 from tpplan.planner.plan import Infeasible
-from tpplan.planner.problem import BlockFacts, Outcome, Pricing, SearchProblem, SearchProgress
+from tpplan.planner.problem import (
+    BlockFacts,
+    Candidate,
+    Outcome,
+    Priced,
+    Pricing,
+    SearchProblem,
+    SearchProgress,
+)
 from tpplan.planner.profile import OPTIMIZERS, Framework, Job
 from tpplan.planner.solve.costed import Costed
 from tpplan.planner.solve.ideal import idealised, roofline
@@ -323,6 +331,47 @@ def test_expert_plans_are_named_and_never_faster(small: Outcome) -> None:
         else:
             assert alternative.step_time_s >= small.best.step_time_s
             assert alternative.reason.startswith(("slower by", "as fast"))
+
+
+SEEDED = {
+    "llama 8B, 2 nodes": (LLAMA_8B, 2, 64),
+    "llama 8B, 4 nodes, little memory": (LLAMA_8B, 4, 64),
+    "mixtral, 4 nodes": (MIXTRAL, 4, 128),
+}
+
+
+@pytest.mark.parametrize("name", SEEDED)
+def test_the_answer_is_never_worse_than_the_best_of_any_expert_family(name: str) -> None:
+    """Every member of every family is priced here by itself: Megatron 3D, FSDP, HSDP, FSDP+TP, DP+EP, ..."""
+    sizes, nodes, batch = SEEDED[name]
+    model, cluster = Transformer(**sizes), topology(nodes, memory=40e9 if "little" in name else 80e9)
+    asked = model.problem(cluster, batch=batch)
+    problem = replace(asked, framework=replace(asked.framework, name="torch"))
+    found = search(problem, model.pricing(cluster))
+    assert isinstance(found, Outcome)
+    pricing, fitted = model.pricing(cluster), {}
+    for expert in EXPERTS:
+        members = [c for c in candidates(problem, {}) if expert.holds(c, problem) and c.micro_batch <= 2]
+        fitted[expert.name] = [p.step_time_s for c in members if (p := priced_alone(problem, pricing, c))]
+        assert all(step >= found.best.step_time_s * (1 - 1e-6) for step in fitted[expert.name]), expert.name
+    assert sum(map(bool, fitted.values())) >= 3, "several families fit and have been compared"
+    seeded = {family for a in found.alternatives if a.seeded_as for family in a.seeded_as.split(", ")}
+    best = {e.name for e in EXPERTS if e.holds(found.best.candidate, problem)}
+    assert {family for family, steps in fitted.items() if steps} <= seeded | best
+
+
+def priced_alone(problem: SearchProblem, pricing: Pricing, candidate: Candidate) -> Priced | None:
+    """A candidate with its exact stages under its only intra-op solution, by closed form."""
+    setting = Setting(
+        candidate=candidate, topology=problem.topology, framework=problem.framework,
+        optimizer=problem.optimizer, pricing=pricing, span=spans(problem.topology),
+    )  # fmt: skip
+    for solution in pricing.intra(candidate.mesh, candidate.micro_batch):
+        costed = Costed(problem=problem, setting=setting, intra=solution)
+        plan = shortest(costed.stage_problem)
+        if plan.status is not Status.INFEASIBLE:
+            return price(costed, plan, bound=0.0)
+    return None
 
 
 def small_problem() -> SearchProblem:
