@@ -18,6 +18,7 @@ from .options import (
     Budget,
     DeviceName,
     Json,
+    ModelToProfile,
     NicGbit,
     Nodes,
     Pastes,
@@ -26,6 +27,7 @@ from .options import (
     Quiet,
     Redact,
     Resume,
+    SeqLen,
     TopologyOutput,
     TopologyShown,
 )
@@ -129,6 +131,8 @@ def _write_imported(found: Imported, output: Path | None, *, json_: bool) -> Non
 
     tpplan profile --quick -o cluster.yaml
 
+    tpplan profile --quick --model model.py --seq-len 4096
+
     torchrun --nnodes 2 --nproc-per-node 8 ... -m tpplan profile -o cluster.yaml"""
 )
 def profile(
@@ -136,6 +140,8 @@ def profile(
     quick: Quick = False,
     resume: Resume = True,
     budget: Budget = None,
+    model: ModelToProfile = None,
+    seq_len: SeqLen = None,
     redact: Redact = False,
     json_: Json = False,
     quiet: Quiet = False,
@@ -153,7 +159,15 @@ def profile(
     if budget is not None:
         settings = replace(settings, budget_s=budget)
     try:
-        wrote = measure(output, settings, resume=resume, redact=redact, say=_say_on_first_rank(quiet))
+        wrote = measure(
+            output,
+            settings,
+            resume=resume,
+            redact=redact,
+            model=model,
+            seq_len=seq_len,
+            say=_say_on_first_rank(quiet),
+        )
     except ProfileError as error:
         say_error(str(error), code=FAILED)
         os._exit(FAILED)  # a thread may be stuck in a collective for ever

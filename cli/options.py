@@ -115,6 +115,9 @@ Resume = Annotated[
     bool, typer.Option("--resume/--no-resume", help="Go on from FILE.partial if it is there (default).")
 ]
 Budget = Annotated[float | None, number("--budget", "S", "Seconds to measure at most.", float)]
+ModelToProfile = Annotated[
+    str | None, option("--model", "MODEL", "Also measure a block of this model, for a scale of its own.")
+]
 Redact = Annotated[bool, option("--redact", None, "Keep host names out of the file.")]
 TopologyOutput = Annotated[Path | None, option("--output/-o", "FILE", "Write the topology to this file.")]
 Pastes = Annotated[list[Path], typer.Argument(metavar="FILE...", help=PASTE_HELP, show_default=False)]

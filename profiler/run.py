@@ -26,7 +26,7 @@ from ..topologies.importers.detect import bundled_name, detect
 from ..topologies.importers.draft import to_yaml
 from ..topologies.load import load_device, topology_of
 from ..topologies.write import write_text
-from . import below_class, check, compute, journal, overlap, profile_file, sweep
+from . import below_class, block, check, compute, journal, overlap, profile_file, sweep
 from .discovery import Layout, discover
 from .session import Say, Session
 from .settings import Measurement, Sample, Settings
@@ -39,9 +39,15 @@ def profile(
     *,
     resume: bool = True,
     redact: bool = False,
+    model: str | None = None,
+    seq_len: int | None = None,
     say: Say = lambda text: None,
 ) -> bool:
-    """Measure and write `output`; True on the rank that wrote it. Raises `ProfileError` and `UserError`s."""
+    """Measure and write `output`; True on the rank that wrote it.
+
+    `model`: a model of which one block is measured too, at `seq_len` tokens. Raises `ProfileError` and
+    `UserError`s.
+    """
     torch.manual_seed(settings.seed)
     world = World(timeout_s=settings.timeout_s)
     if world.watch is not None:
@@ -49,7 +55,9 @@ def profile(
         world.watch.hear_out(signal.SIGTERM)
     try:
         with torch.no_grad():
-            return _profile(world, output, settings, resume=resume, redact=redact, say=say)
+            return _profile(
+                world, output, settings, resume=resume, redact=redact, model=(model, seq_len), say=say
+            )
     except RuntimeError as error:
         if world.watch is None:
             raise
@@ -60,7 +68,16 @@ def profile(
         raise
 
 
-def _profile(world: World, output: Path, settings: Settings, *, resume: bool, redact: bool, say: Say) -> bool:
+def _profile(
+    world: World,
+    output: Path,
+    settings: Settings,
+    *,
+    resume: bool,
+    redact: bool,
+    model: tuple[str | None, int | None],
+    say: Say,
+) -> bool:
     started_s = time.monotonic()
     layout = discover(world, settings)
     say(f"{world.size} ranks of {layout.device_name}: {' x '.join(map(str, layout.sizes))}, {world.backend}")
@@ -68,6 +85,9 @@ def _profile(world: World, output: Path, settings: Settings, *, resume: bool, re
     session = Session(world, settings, layout, book, say, started_s)
     sweep.kernels(session, priced=True)
     own_s = sweep.own_speed(world)
+    source, seq_len = model
+    if source is not None:
+        block.measure(session, source, seq_len)
     if world.size > 1:
         sweep.collectives(session)
         sweep.overlaps(session)
@@ -111,9 +131,12 @@ def _document(session: Session, own_s: Sequence[float], *, redact: bool, name: s
     found = list(session.journal.measurements.values())
     of_curves = [one for one in found if one.kind == "collective"]
     first = _cluster(session, of_curves, own_s, redact=redact, name=name)
-    missed = check.errors(found, topology_of(parse(to_yaml(first), Path(name))))
+    topology = topology_of(parse(to_yaml(first), Path(name)))
+    missed = check.errors(found, topology)
     whole = _cluster(session, check.joined(found, missed), own_s, redact=redact, name=name)
-    return {**whole, "profile": {**whole["profile"], "check": check.summary(missed)}}
+    record = {**whole["profile"], "check": check.summary(missed)}
+    scales = block.scales(found, topology, source=f"measured on {record['date']}")
+    return {**whole, "profile": record} | ({"scales": scales} if scales else {})
 
 
 def _cluster(

@@ -142,6 +142,45 @@ def test_two_ranks_of_one_node_redacted(tmp_path: Path):
     assert load_file(output).devices == 2
 
 
+SMALL = f"""
+import sys
+import torch
+sys.path.insert(0, {str(Path(__file__).parents[2] / "examples")!r})
+from gpt import GPT, Config
+
+def build_model():
+    return GPT(Config(layers=3, hidden=64, heads=4, vocab=256, positions=64, dropout=0.0))
+
+def example_inputs(batch, seq=64):
+    return (torch.randint(0, 256, (batch, seq)),)
+"""
+
+
+def test_a_block_of_the_users_own_model_gives_a_scale(tmp_path: Path):
+    (tmp_path / "small.py").write_text(SMALL)
+    output = tmp_path / "one.yaml"
+    answers = profile(output, size=1, nodes=1, model=str(tmp_path / "small.py"), seq_len=32)
+    assert [end for end, _ in answers] == ["wrote"], answers
+    assert any("block/small.py/" in line for line in answers[0][1])
+    scales = load_file(output).scales
+    assert [(scale.name, scale.framework) for scale in scales] == [
+        ("kernels", "tpplan"),
+        ("kernels", "torch"),
+    ]
+    assert all("one block of small.py, forward and backward, measured on" in scale.source for scale in scales)
+    assert all(0.1 < scale.value < 100.0 for scale in scales)
+
+
+def test_a_model_without_layers_has_no_block(tmp_path: Path):
+    (tmp_path / "flat.py").write_text(
+        "import torch\n"
+        "build_model = lambda: torch.nn.Linear(4, 4)\n"
+        "example_inputs = lambda batch, seq: (torch.zeros(batch, 4),)\n"
+    )
+    (answer,) = profile(tmp_path / "one.yaml", size=1, nodes=1, model=str(tmp_path / "flat.py"))
+    assert "ModelError: flat.py has no list of alike layers" in answer[0]
+
+
 # --------------------------------------------------------------------------- failures
 
 
