@@ -32,8 +32,7 @@ def _flags(plan: Plan) -> Iterator[Flag]:
     yield "--pp-size", str(mesh.pp)
     if mesh.ep > 1:
         yield "--ep-size", str(mesh.ep)
-        yield "--dp-size", str(mesh.ep)
-        yield ("--enable-dp-attention",)
+        yield "--attn-dp-size", str(mesh.ep)
     elif plan.serving and mesh.dp > 1:
         yield "--dp-size", str(mesh.dp)
     yield "--dtype", DTYPES[plan.job.dtype]
