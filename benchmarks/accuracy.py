@@ -120,6 +120,14 @@ def mape(results: Sequence[Result], attribute: str) -> float | None:
     return scores([(getattr(r, attribute), r.measured_s) for r in results]).mape
 
 
+def coverage(results: Sequence[Result]) -> float | None:
+    """Share of the measured runs that lie in their predicted interval."""
+    held = [
+        r.interval_s[0] <= r.measured_s <= r.interval_s[1] for r in results if r.interval_s and r.measured_s
+    ]
+    return sum(held) / len(held) if held else None
+
+
 def show(results: Sequence[Result], console: Console) -> None:
     """The table of rows and the table of sources."""
     rows = Table(title="Step time, seconds", box=None)
@@ -183,6 +191,7 @@ def document_of(results: Sequence[Result]) -> dict[str, Any]:
         summary[name] = asdict(s) | {
             "left_out_mape": mape(members, "left_out_s"),
             "uncalibrated_mape": mape(members, "uncalibrated_s"),
+            "interval_coverage": coverage(members),
         }
     return {"rows": [asdict(result) for result in results], "summary": summary}
 

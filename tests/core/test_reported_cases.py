@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tpplan.planner.cost import BlockCost, ParameterGroup
+from tpplan.planner.cost import BlockCost, ParameterGroup, Recompute
 from tpplan.planner.estimate import collectives
 from tpplan.planner.estimate.frameworks import FRAMEWORKS
-from tpplan.planner.estimate.memory import KINDS, block_states, replicas
+from tpplan.planner.estimate.memory import KINDS, Held, block_states, replicas, stage_memory
 from tpplan.planner.estimate.step import pipeline_s
 from tpplan.planner.layout import Collective
 from tpplan.planner.mesh import Mesh
@@ -60,6 +60,29 @@ def test_bubbles_of_reported_pipelines(pp, microbatches, expected):
     assert bubble(pp=pp, microbatches=microbatches) == pytest.approx(expected, abs=0.0006)
 
 
+def parameters(layers: int, *, layer: float, head: float) -> float:
+    """Parameters of a last stage, as its memory says."""
+    held = []
+    for numel, count in ((layer, layers), (head, 1)):
+        group = ParameterGroup(numel=numel, element_bytes=2, sparse=False, trainable=True, tensors=1)
+        cost = BlockCost(
+            name="b", forward_s=0.0, backward_s=0.0, parameters=(group,), saved_bytes={Recompute.NONE: 0.0}
+        )
+        framework, optimizer = FRAMEWORKS["megatron"], OPTIMIZERS["adamw"]
+        kept = block_states(cost, mesh=Mesh(pp=4), zero=0, framework=framework, optimizer=optimizer)
+        held.append(Held(cost=cost, states=kept, mode=Recompute.NONE, count=count))
+    parts = stage_memory(held, in_flight=1, buffer_bytes=0.0, framework=FRAMEWORKS["megatron"])
+    return {part.kind: part.bytes for part in parts}["parameters"] / 2
+
+
+def test_the_heaviest_stage_holds_all_its_layers():
+    """Megatron-Bridge#5077: stages of 1, 2, 2, 3 layers; the last holds 9952 parameters, two layers a stage
+    would be 6792, 31.8% less (so a layer has 3160 and the head 472)."""
+    heaviest, average = (parameters(layers, layer=3160, head=472) for layers in (3, 2))
+    assert (heaviest, average) == (9952, 6792)
+    assert 1 - average / heaviest == pytest.approx(0.318, abs=0.0005)
+
+
 def test_the_fullest_stage_sets_the_pace_and_the_size():
     """Megatron-Bridge#5077: layers 1, 2, 2, 3 are as slow and as large as the stage of three."""
     uneven, even = (pipeline_s(layers, microbatches=64) for layers in ([1, 2, 2, 3], [2, 2, 2, 2]))
@@ -83,3 +106,13 @@ def test_all_to_all_outside_the_nvlink_domain_loses_far_more_than_all_reduce():
         return across / inside
 
     assert slowdown(Collective.ALL_TO_ALL) > 3 * slowdown(Collective.ALL_REDUCE)
+
+
+def test_experts_belong_inside_the_nvlink_domain():
+    """The same machine: exchanging over 72 devices of one domain beats 144 of two, all else alike."""
+    topology = load("gb300-nvl72:2")
+    price = collectives.model(topology).time
+    inside, across = (
+        price(Collective.ALL_TO_ALL, 2**30, topology.span(size=n, stride=1)).seconds for n in (72, 144)
+    )
+    assert across > 3 * inside
