@@ -17,6 +17,10 @@ from .solve.intra_op import Splits
 from .solve.reshards import edge_label
 
 
+FLOATS = ("float", "bfloat")
+"""How the names of dtypes begin that have gradients."""
+
+
 def splits_in_words(graph: Graph, splits: Splits) -> tuple[Split, ...]:
     """One line per op that says something: products, attention, lookups, norms, the loss."""
     return tuple(
@@ -254,7 +258,8 @@ def _reshards_of(graph: Graph, edges: list[Edge], solution: AxisSolution) -> Ite
             yield stated(edge, entered, "input", *wanted)
             continue
         for b, i, read in edge.consumers:
-            if _is_border(graph, b, i, first=True):
+            whole = not graph.blocks[b].ops[i].reads[read].dtype.startswith(FLOATS)  # ids stay as they are
+            if not whole and _is_border(graph, b, i, first=True):
                 target = solution.choices[b, i].reads[read]
                 yield stated(edge, graph.blocks[b].ops[i].module, "input", target)
 

@@ -64,7 +64,10 @@ def apply(
         _recompute(stage, plan, mesh)
     forwards = _forwards(stages, plan, mesh, loss)
     for stage in stages:
-        shard_data(stage.model, stage.layers, mesh, zero_stage=plan.zero_stage, dtype=plan.job.dtype)
+        shard_data(
+            stage.model, stage.layers, mesh, zero_stage=plan.zero_stage, dtype=plan.job.dtype,
+            pipelined=plan.mesh.pp > 1,
+        )  # fmt: skip
     pipeline = _pipeline(stages, forwards, plan, mesh, hidden, device)
     ties = find_ties([s.model for s in stages], names, plan.mesh, dist.get_rank()) if pipeline else []
     return Parallel(

@@ -12,8 +12,10 @@ from collections.abc import Mapping
 
 from torch import nn
 
+from ..planner.cost import Recompute
 from ..planner.errors import PlanError
 from ..planner.plan import ParameterPlacement, Plan
+from ..planner.schedule import SPLIT_BACKWARD
 from ..planner.schedule import check as check_schedule
 
 
@@ -40,8 +42,19 @@ def check(plan: Plan, model: nn.Module, planned: Mapping[str, ParameterPlacement
             virtual_stages=plan.virtual_stages,
             microbatches=plan.num_microbatches,
         )
+    _check_recompute(plan)
     for parameter in planned.values():
         _check_parameter(plan, parameter)
+
+
+def _check_recompute(plan: Plan) -> None:
+    """torch lets a selectively checkpointed layer run backward once only."""
+    selective = any(mode == Recompute.SELECTIVE for stage in plan.stages for _, _, mode in stage.blocks)
+    if plan.mesh.pp > 1 and selective and plan.schedule in SPLIT_BACKWARD:
+        raise PlanError(
+            f"{plan.schedule} runs backward in two parts, which layers recomputed selectively do not allow: "
+            "plan with recompute=full or none, or with schedule=1f1b"
+        )
 
 
 def _check_parameter(plan: Plan, parameter: ParameterPlacement) -> None:
@@ -53,8 +66,23 @@ def _check_parameter(plan: Plan, parameter: ParameterPlacement) -> None:
         )
     if "ep" in cuts and not cuts["ep"].endswith("@0"):
         raise PlanError(f"{parameter.fqn}: {cuts['ep']} over ep; only dim 0 (experts, rows) can be split")
-    if "tp" in cuts and len(parameter.shape) > 2:
+    if "tp" in cuts and "experts" in parameter.dims:
         raise PlanError(f"{parameter.fqn}: {cuts['tp']} over tp; experts cannot be split so yet")
+
+
+def reduces_once(plan: Plan) -> bool:
+    """Whether gradients are kept whole until the step's end though the plan shards them sooner."""
+    return plan.mesh.pp > 1 and plan.zero_stage == 2
+
+
+def syncs_every_microbatch(plan: Plan) -> bool:
+    """Whether FSDP adds up over tp what the plan adds up once a step."""
+    return plan.mesh.tp > 1 and plan.zero_stage >= 2 and plan.num_microbatches > 1
+
+
+def runs_layers_again(plan: Plan) -> bool:
+    """Whether any layer is recomputed whole; a plan counts those collectives in its time alone."""
+    return any(mode == Recompute.FULL for stage in plan.stages for _, _, mode in stage.blocks)
 
 
 def unstated(plan: Plan) -> tuple[str, ...]:
@@ -70,11 +98,11 @@ def differences(plan: Plan) -> tuple[str, ...]:
         f"{label}: planned over tp between operations, where DTensor chooses the collective"
         for label in unstated(plan)
     ]
-    if plan.mesh.pp > 1 and plan.zero_stage >= 2:
-        found.append(
-            f"ZeRO-{plan.zero_stage} in a pipeline: parameters are gathered and gradients reduced once a step"
-        )
-    if plan.mesh.tp > 1 and plan.zero_stage >= 2 and plan.num_microbatches > 1:
+    if reduces_once(plan):
+        found.append("ZeRO-2 in a pipeline: gradients are reduced once a step, as under ZeRO-1")
+    if runs_layers_again(plan):
+        found.append("layers recomputed whole: what their forward communicates runs again in backward")
+    if syncs_every_microbatch(plan):
         found.append(
             f"ZeRO-{plan.zero_stage}: gradients that are sums over tp are reduced with every microbatch"
         )

@@ -26,6 +26,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from ..planner.errors import PlanError
 from .labels import labelled
+from .layouts import shard_dim
 
 AXIS = "cp"
 SEQUENCE_DIM = 1
@@ -46,18 +47,15 @@ def has_context(mesh: DeviceMesh) -> bool:
 
 
 def cut_tokens(ids: Any, mesh: DeviceMesh) -> Any:
-    """Token ids (batch, sequence), whole on every rank, as a DTensor cut along the sequence.
+    """Token ids (batch, sequence) or positions (sequence), whole on every rank, cut along the sequence.
 
-    Anything else, such as positions without a batch dim or a length that does not divide, as it is.
+    Anything else, such as a length that does not divide, as it is.
     """
-    at = names_of(mesh).index(AXIS)
-    ranks = mesh.size(at)
-    if type(ids) is not Tensor or ids.ndim != SEQUENCE_DIM + 1 or ids.shape[SEQUENCE_DIM] % ranks:
+    ranks = mesh.size(names_of(mesh).index(AXIS))
+    if type(ids) is not Tensor or ids.ndim not in (1, SEQUENCE_DIM + 1) or ids.shape[-1] % ranks:
         return ids
-    placed: list[Placement] = [
-        Shard(SEQUENCE_DIM) if name == AXIS else Replicate() for name in names_of(mesh)
-    ]
-    local = ids.chunk(ranks, SEQUENCE_DIM)[mesh.get_local_rank(AXIS)].contiguous()
+    placed: list[Placement] = [Shard(ids.ndim - 1) if n == AXIS else Replicate() for n in names_of(mesh)]
+    local = ids.chunk(ranks, -1)[mesh.get_local_rank(AXIS)].contiguous()
     return DTensor.from_local(local, mesh, placed, run_check=False, shape=ids.shape, stride=ids.stride())
 
 
@@ -100,6 +98,11 @@ class _Lifted(torch.autograd.Function):
 
 def _term(grad: DTensor, at: int) -> Tensor:
     """This rank's term of a gradient that is a sum over `cp`, times the size of the axis."""
+    dims = [shard_dim(placed) for placed in grad.placements]
+    if dims[at] is not None and dims.count(dims[at]) > 1:  # another axis cuts the same dim inside this cut
+        grad = grad.redistribute(
+            placements=[Replicate() if i == at else p for i, p in enumerate(grad.placements)]
+        )
     local, placed, ranks = grad.to_local(), grad.placements[at], grad.device_mesh.size(at)
     if isinstance(placed, Replicate):
         return local

@@ -12,6 +12,9 @@ In: a stage's module with its layers, the device mesh, the ZeRO stage. Out: the 
 Under HSDP all this happens among neighbours along dp; groups of them hold copies, whose shards of
 gradients are all-reduced once a step.
 
+In a pipeline, where a stage's microbatches are interleaved, ZeRO-2 and 3 too gather once a step, keep
+what was gathered and reduce once.
+
 ZeRO-1 keeps what an optimizer needs sharded and updates it there; that the parameters between steps
 are those same shards is what makes the update need no other communication than the next gather.
 """
@@ -31,7 +34,7 @@ from torch.distributed.tensor import DTensor, Placement, Shard
 
 from .experts import COMPUTE_DTYPE
 from .labels import labelled
-from .layouts import is_strided
+from .layouts import is_strided, shard_dim
 from .mesh import Meshes
 
 SPARSE_LABEL = "gradients of sparse parameters"
@@ -41,7 +44,13 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": None}
 
 
 def shard_data(
-    model: nn.Module, layers: Sequence[nn.Module], mesh: Meshes, *, zero_stage: int, dtype: str
+    model: nn.Module,
+    layers: Sequence[nn.Module],
+    mesh: Meshes,
+    *,
+    zero_stage: int,
+    dtype: str,
+    pipelined: bool,
 ) -> None:
     """Wrap every layer, then what is left of the model.
 
@@ -72,7 +81,7 @@ def shard_data(
                 module,
                 mesh=mesh.shards,
                 mp_policy=policy,
-                reshard_after_forward=zero_stage == 3,
+                reshard_after_forward=zero_stage == 3 and not pipelined,
                 shard_placement_fn=placed,
                 ignored_params=unmanaged,
             )
@@ -100,12 +109,15 @@ def sum_replicas(parameters: Iterable[nn.Parameter], mesh: Meshes) -> None:
 
 
 def _shard_dim(parameter: nn.Parameter, ranks: int) -> Shard | None:
-    """Dim 1 for matrices whose dim 0 tensor parallelism cuts in pieces: torch cannot join both cuts."""
+    """The first dim that divides, for no padding; not one that tensor parallelism cuts in pieces.
+
+    torch cannot join two cuts of a dim of which one is in pieces. None, which is dim 0, where none divides.
+    """
     placed: Sequence[Placement] = parameter.placements if isinstance(parameter, DTensor) else ()
-    strided = any(is_strided(p) for p in placed)
-    if strided and parameter.ndim > 1 and parameter.to_local().shape[1] % ranks == 0:  # pyright: ignore
-        return Shard(1)
-    return None
+    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    in_pieces = {shard_dim(p) for p in placed if is_strided(p)}
+    good = (dim for dim, size in enumerate(local.shape) if size % ranks == 0 and dim not in in_pieces)
+    return next((Shard(dim) for dim in good), None)
 
 
 def set_last_microbatch(model: nn.Module, *, zero_stage: int, last: bool) -> None:

@@ -25,8 +25,10 @@ from torch import Tensor
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
 
 from ..planner.errors import PlanError
+from .embedding import split_lookup
 from .labels import labelled
 
 AXIS = "ep"
@@ -106,8 +108,8 @@ def route_of(sent: Tensor, received: Tensor, mesh: DeviceMesh) -> Route:
 class Dispatched(Tensor):
     """The rows that this rank's experts work on, sorted by expert.
 
-    Operations on single elements, and cuts of the last dim, keep it; any other gets the rows of this
-    rank's own samples, back in the order in which they were sent.
+    Operations on single elements, and cuts of the last dim, keep it; any other, and any that reads rows
+    of this rank's own as well, gets the rows of its own samples, back in the order in which they were sent.
     """
 
     route: Route
@@ -121,7 +123,9 @@ class Dispatched(Tensor):
         name = getattr(func, "__name__", "")
         if name in ATTRIBUTES:
             return func(*(_rows(a) for a in args), **kwargs)
-        if name in ELEMENTWISE or (name in LAST_DIM and _on_last_dim(func, args, kwargs)):
+        others = (a for a in tree_leaves((args, kwargs)) if isinstance(a, Tensor))
+        stays = not any(_has_own_rows(a) for a in others)
+        if (stays and name in ELEMENTWISE) or (name in LAST_DIM and _on_last_dim(func, args, kwargs)):
             like = next(a for a in args if isinstance(a, Dispatched))
             return _like(func(*(_rows(a) for a in args), **kwargs), like)
         return func(*(combined(a) for a in args), **{key: combined(value) for key, value in kwargs.items()})
@@ -140,6 +144,11 @@ LAST_DIM = {"chunk", "split"}
 def _on_last_dim(func: Any, args: Any, kwargs: Any) -> bool:
     dim = kwargs.get("dim", args[2] if len(args) > 2 else 0)
     return dim in (-1, 1)
+
+
+def _has_own_rows(value: Tensor) -> bool:
+    """Whether it has a row for each of this rank's own, as routing weights have."""
+    return not isinstance(value, Dispatched) and value.ndim > 1 and value.shape[0] > 1
 
 
 def _rows(value: Any) -> Any:
@@ -203,12 +212,14 @@ def combined(value: Any) -> Any:
 def lookup(
     ids: Any, weight: Any, padding_idx: Any = None, max_norm: Any = None, *rest: Any, **named: Any
 ) -> Any:
-    """`F.embedding` in a table whose rows lie on other ranks.
+    """`F.embedding` in a table whose rows lie on other ranks of ep (or of tp, see `embedding`).
 
     Raises `PlanError` for the options that change the table or its gradient.
     """
-    if not isinstance(weight, DTensor) or not on_expert_axis(weight.device_mesh):
+    if not isinstance(weight, DTensor):
         return NotImplemented
+    if not on_expert_axis(weight.device_mesh):
+        return split_lookup(ids, weight, padding_idx, max_norm, *rest, **named)
     if padding_idx is not None or max_norm is not None or any(named.values()) or any(rest[1:]):
         raise PlanError(
             "a table over ep is looked up without padding_idx, max_norm, frequency scaling or sparse"

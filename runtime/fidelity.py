@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from ..planner.layout import Collective
 from ..planner.plan import Plan
-from .check import unstated
+from ..planner.schedule import stages_of
+from .check import reduces_once, runs_layers_again, syncs_every_microbatch, unstated
 from .context import AXIS as CONTEXT
 from .context import LABEL as KEYS_AND_VALUES
 from .executed import Executed, axes_of
@@ -46,7 +47,7 @@ class Row:
     executed_bytes: float
     agrees: bool
     announced: bool
-    """Whether the plan has conversions off the modules' borders, of which this is one or stands for one."""
+    """Whether `check.differences` tells of it."""
 
 
 Key = tuple[str, Collective, str]
@@ -57,12 +58,36 @@ def compare(plan: Plan, executed: Sequence[Sequence[Executed]]) -> tuple[Row, ..
     planned: dict[Key, tuple[float, float]] = {}
     for c in plan.communications:
         key = (_grouped(c.label, c.collective, c.axis), c.collective, c.axis)
-        _add(planned, key, c.count, c.count * c.bytes)
+        count = _messages(plan) if c.collective is Collective.SEND_RECV else c.count
+        _add(planned, key, count, count * c.bytes)
     done: dict[Key, tuple[float, float]] = {}
     for rank in executed:
         for key, found in _sums(plan, rank).items():
             done[key] = max(found, done.get(key, (0, 0.0)), key=lambda amounts: amounts[1])
-    return tuple(_rows(planned, done, frozenset(unstated(plan))))
+    return tuple(_rows(plan, planned, done))
+
+
+def counts_agree(row: Row) -> bool:
+    """Agreement where bytes cannot be compared: what runs, and along tp how often.
+
+    A plan for another dtype or for more data ranks has other bytes.
+    """
+    if row.axis == "tp" and row.planned_count and row.executed_count:
+        return row.agrees or row.planned_count == row.executed_count
+    return bool(row.planned_count) == bool(row.executed_count)
+
+
+def _messages(plan: Plan) -> float:
+    """Sends and receives of the busiest rank in a step; a plan prices one border for each of its stages."""
+    mesh, v = plan.mesh, plan.virtual_stages
+    rank_of = {
+        stage: rank
+        for rank in range(mesh.pp)
+        for stage in stages_of(plan.schedule, pp=mesh.pp, virtual_stages=v, rank=rank)
+    }
+    borders = [(rank_of[stage], rank_of[stage + 1]) for stage in range(mesh.pp * v - 1)]
+    busiest = max(sum((a == rank) != (b == rank) for a, b in borders) for rank in range(mesh.pp))
+    return 2 * plan.num_microbatches * busiest
 
 
 def _sums(plan: Plan, executed: Sequence[Executed]) -> dict[Key, tuple[float, float]]:
@@ -94,8 +119,10 @@ def _grouped(label: str, collective: Collective, axis: str) -> str:
 
 
 def _rows(
-    planned: dict[Key, tuple[float, float]], done: dict[Key, tuple[float, float]], off_border: frozenset[str]
+    plan: Plan, planned: dict[Key, tuple[float, float]], done: dict[Key, tuple[float, float]]
 ) -> Iterator[Row]:
+    off_border = frozenset(unstated(plan))
+    again, once = runs_layers_again(plan), reduces_once(plan)
     instead = ("", INSIDE_LOSS) if off_border else ()
     for key in dict.fromkeys((*planned, *done)):
         label, collective, axis = key
@@ -108,9 +135,22 @@ def _rows(
             executed_count=int(count),
             planned_bytes=planned_bytes,
             executed_bytes=nbytes,
-            announced=axis == "tp" and (label in off_border or label in instead),
-            agrees=_agree(label, (planned_count, planned_bytes), (count, nbytes)),
+            announced=(axis == "tp" and (label in off_border or label in instead))
+            or (once and label == DATA)
+            or (again and label not in (DATA, STAGES) and 0 < planned_count < count)
+            or (label == REPLICATED_LABEL and syncs_every_microbatch(plan)),
+            agrees=_agree(label, (planned_count, planned_bytes), (count, nbytes))
+            or _enters_once(plan, (planned_count, planned_bytes), (count, nbytes)),
         )
+
+
+def _enters_once(plan: Plan, planned: tuple[float, float], done: tuple[float, float]) -> bool:
+    """Whether it is what enters the first layer: priced as a share of every layer, run on the first stage."""
+    layers = [stage.layers for stage in plan.stages]
+    if plan.mesh.pp == 1 or not sum(layers):
+        return False
+    share = sum(layers) / max(layers)
+    return done == (planned[0] * share, planned[1] * share)
 
 
 def _agree(label: str, planned: tuple[float, float], done: tuple[float, float]) -> bool:

@@ -53,7 +53,8 @@ REPLICA_AXES = ("dp", "cp")
 def device_mesh(mesh: Mesh, device_type: str, *, shard_group: int | None = None) -> Meshes:
     """Ranks in the plan's order under the axes' canonical order. Collective.
 
-    `shard_group`: neighbours along dp that share one copy of parameters; None: all data ranks. Raises `PlanError` when the process group has another number of ranks than the plan.
+    `shard_group`: neighbours along dp that share one copy of parameters; None: all data ranks. Raises
+    `PlanError` when the process group has another number of ranks than the plan.
     """
     world = dist.get_world_size()
     if world != mesh.devices:

@@ -10,6 +10,7 @@ CPU gathers the whole tensor).
 from __future__ import annotations
 
 import math
+import weakref
 from typing import Any, cast
 
 import torch
@@ -71,16 +72,37 @@ def exchanged(x: DTensor, target: int, at: int) -> DTensor:
     return DTensor.from_local(local, mesh, placed, run_check=False, shape=x.shape, stride=x.stride())
 
 
+class Shared:
+    """Conversions of one tensor that several modules read: made once while the tensor lives."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, tuple[weakref.ref, DTensor]] = {}
+
+    def move(self, x: DTensor, target: Placement, gradient: Placement, label: str) -> DTensor:
+        """`move`, or what it gave the last time for the same tensor and label."""
+        known = self._made.get(label)
+        if known is not None and known[0]() is x:
+            return known[1]
+        made = move(x, target, gradient, label)
+        self._made[label] = (weakref.ref(x, lambda _: self._made.pop(label, None)), made)
+        return made
+
+
+SHARED = Shared()
+
+
 def install(module: nn.Module, reshard: PlannedReshard, mesh: DeviceMesh) -> None:
     """Put a planned conversion on the border of `module`; `mesh` is the axis' own."""
     target, gradient = placement(reshard.target), placement(reshard.gradient)
+    several = reshard.side == "input" and "," in reshard.label.rpartition("->")[2]
 
     def moved(x: Any) -> Any:
         if not isinstance(x, torch.Tensor) or not x.dtype.is_floating_point:
             return x
         if not isinstance(x, DTensor):
             x = DTensor.from_local(x, mesh, [Replicate()], run_check=False)
-        return move(x, target, gradient, reshard.label)
+        made = SHARED.move if several else move
+        return made(x, target, gradient, reshard.label)
 
     if reshard.side == "output":
         module.register_forward_hook(lambda _module, _args, output: moved(output))

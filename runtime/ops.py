@@ -28,7 +28,7 @@ from .context import cut_tokens, has_context
 from .experts import grouped_product, lookup, on_expert_axis
 from .fused import chunk_pieces, split_pieces, unbind_whole_dim, unflatten_fused, view_fused
 from .layouts import shard_dim
-from .linear import split_addmm, split_linear
+from .linear import split_addmm, split_convolution, split_linear
 from .loss import cross_entropy
 from .operands import mesh_of, plain, whole_on
 
@@ -105,6 +105,7 @@ REPLACED: dict[Callable, Callable] = {
     torch._grouped_mm: grouped_product,
     F.linear: split_linear,
     torch.addmm: split_addmm,
+    F.conv2d: split_convolution,
     F.embedding: lookup,
     F.cross_entropy: split_cross_entropy,
     torch.unflatten: unflatten_fused,

@@ -225,6 +225,12 @@ class Absent(nn.Module):
             }  # pyright: ignore[reportIncompatibleVariableOverride]
         self._hollow = (hollow,)  # in a tuple: no submodule, so it shows no parameters
 
+    def __getattr__(self, name: str) -> Any:
+        """What the module's own attributes say of it, as the dtype of a weight inside."""
+        if "_hollow" in self.__dict__:
+            return getattr(self._hollow[0], name)
+        return super().__getattr__(name)
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Zeros."""
         (hollow,) = self._hollow
@@ -266,9 +272,18 @@ def cut_out(model: nn.Module, path: str, cut: StageCut, border: Border) -> nn.Mo
     assert isinstance(layers, nn.ModuleList)
     _replace(stage, path, StageLayers(layers, cut.layers))
     kept = (border.before if cut.is_first else frozenset()) | (border.after if cut.is_last else frozenset())
-    for name in (border.before | border.after) - kept:
+    for name in _outermost((border.before | border.after) - kept):
         _replace(stage, name, Absent(stage.get_submodule(name)))
     return stage
+
+
+def _outermost(names: Iterable[str]) -> list[str]:
+    """Modules that lie in none of the others."""
+    kept: list[str] = []
+    for name in sorted(names):
+        if not any(name.startswith(f"{outer}.") for outer in kept):
+            kept.append(name)
+    return kept
 
 
 def _replace(model: nn.Module, path: str, module: nn.Module) -> None:

@@ -20,7 +20,7 @@ from ..planner.plan import Plan
 from .api import auto_parallelize
 from .batch import call_of
 from .executed import Executed, record
-from .fidelity import Row, compare
+from .fidelity import Row, compare, counts_agree
 from .forked import on_ranks
 from .forward import LossFunction, own_loss
 from .gather import whole
@@ -126,7 +126,7 @@ def verify(model: nn.Module, batch: Any, plan: Plan, *, loss: LossFunction | Non
     expected = _alone(task)  # after the fork: autograd's threads do not survive one
     rows = compare(plan, [rank.executed for rank in found])
     if planned.job.dtype != "fp32" or planned.mesh != plan.mesh:
-        rows = tuple(replace(row, agrees=_counts_agree(row)) for row in rows)
+        rows = tuple(replace(row, agrees=counts_agree(row)) for row in rows)
     name, gradient_error = _worst([f.gradients for f in found], expected.gradients)
     return Verdict(
         ranks=plan.mesh.devices,
@@ -139,13 +139,6 @@ def verify(model: nn.Module, batch: Any, plan: Plan, *, loss: LossFunction | Non
         same_order=same_order([f.executed for f in found]),
         differences=found[0].differences,
     )
-
-
-def _counts_agree(row: Row) -> bool:
-    """Other dtypes and fewer data ranks change bytes; what runs, and along tp how often, stays."""
-    if row.axis == "tp" and row.planned_count and row.executed_count:
-        return row.agrees or row.planned_count == row.executed_count
-    return bool(row.planned_count) == bool(row.executed_count)
 
 
 def _worst(found: Sequence[Values], expected: Mapping[str, Tensor]) -> tuple[str, float]:
