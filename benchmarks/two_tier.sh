@@ -91,7 +91,8 @@ print(f"{len(topology.levels)} tiers: {' x '.join(str(level.size) for level in t
 for level, limit in zip(topology.levels, [0.0, *shaped]):
     told = f"{level.name}: {level.bytes_per_s / 1e6:.1f} MB/s for each device"
     share = level.bytes_per_s / (limit * 1e6 / 8) if limit else None
-    print(told + (f", {share:.1%} of the shaped rate" if share else ""))
+    missing = " (not measured: the time budget ended)" if "not measured" in level.source else ""
+    print(told + (f", {share:.1%} of the shaped rate" if share else "") + missing)
 inside, between = topology.levels[0].bytes_per_s, topology.levels[1].bytes_per_s
 print(f"inside a node {inside / between:.0f} times what leaves it")
 REPORT
