@@ -67,6 +67,13 @@ def test_large_all_reduce_across_nodes_is_limited_by_all_nics_together() -> None
     assert seconds(TOY, ALL_REDUCE, 1e12, 8, 16) == pytest.approx(ring_s, rel=0.01)
 
 
+def test_groups_that_fill_nodes_in_part_reach_what_their_level_says() -> None:
+    slow = replace(TOY, levels=(NODE, replace(NETWORK, partial_efficiency=0.2)))
+    for inside, partial in ((1, False), (2, True), (4, True), (8, False)):
+        usual, found = (seconds(topology, ALL_REDUCE, 1e12, inside, 16) for topology in (TOY, slow))
+        assert found == pytest.approx(usual * (4 if partial else 1), rel=0.01)
+
+
 def test_all_to_all_is_limited_by_each_devices_own_nic() -> None:
     nic_s = 15 / 16 * 1e12 / (25e9 * 0.8)
     assert seconds(TOY, Collective.ALL_TO_ALL, 1e12, 8, 16) == pytest.approx(nic_s / 0.886, rel=0.01)

@@ -11,6 +11,7 @@ from tpplan.planner.estimate.memory import (
     block_states,
     peak_bytes,
     stage_memory,
+    staging_bytes,
     transient_bytes,
     usable_bytes,
 )
@@ -101,3 +102,53 @@ def test_a_stage_adds_up_and_respects_what_may_be_allocated() -> None:
         efficiency={}, kernel_latency_s=0, sources={},
     )  # fmt: skip
     assert usable_bytes(device, FRAMEWORK) == pytest.approx(allocated, abs=1)
+
+
+def test_at_the_loss_there_are_logits_but_no_gradients_yet() -> None:
+    three = block_states(block(DENSE), mesh=MESH, zero=3, framework=FRAMEWORK, optimizer=ADAMW)
+    later = 70 + three.reduced + three.gathered
+    assert transient_bytes(block(DENSE), three, Recompute.NONE) == later
+    full = replace(block(DENSE), loss_bytes=1e5)
+    assert transient_bytes(full, three, Recompute.NONE) == 1e5 + three.gathered
+    held = [Held(cost=full, states=three, mode=Recompute.NONE, count=1)]
+    parts = stage_memory(held, in_flight=1, buffer_bytes=30, framework=FRAMEWORK)
+    sizes = {part.kind: part.bytes for part in parts}
+    assert (sizes["working"], sizes["buffers"]) == (1e5, three.gathered + 30)
+
+
+def test_the_root_stays_whole_where_the_framework_keeps_it() -> None:
+    keeps = replace(FRAMEWORK, keeps_root_gathered=True)
+
+    def states(root: bool):
+        return block_states(block(DENSE), mesh=MESH, zero=3, framework=keeps, optimizer=ADAMW, root=root)
+
+    assert (states(True).parameters, states(True).gathered) == (2000, 0)
+    assert (states(False).parameters, states(False).gathered) == pytest.approx((200, 1800))
+
+
+def test_stages_that_finish_in_turn_hold_whole_gradients_one_at_a_time() -> None:
+    """Whole parameters and gradients under stages, and the shards that they are reduced into."""
+    keeps = replace(FRAMEWORK, keeps_gathered_in_pipeline=True, reduces_in_own_pool=True)
+
+    def gradients(turns: int) -> float:
+        states = block_states(
+            block(DENSE), mesh=Mesh(pp=2, dp=10), zero=3, framework=keeps, optimizer=ADAMW, turns=turns
+        )
+        assert states.parameters == 200 + 2000
+        return states.gradients
+
+    assert (gradients(1), gradients(2)) == (4000 + 400, 2000 + 400)
+
+
+def test_gathering_takes_a_buffer_where_it_has_a_pool_of_its_own() -> None:
+    pool = replace(FRAMEWORK, gathers_in_own_pool=True)
+    assert staging_bytes([block(DENSE), block(SPARSE)], mesh=MESH, framework=pool) == 4000
+    assert staging_bytes([block(DENSE)], mesh=Mesh(), framework=pool) == 0
+    assert staging_bytes([block(DENSE)], mesh=MESH, framework=FRAMEWORK) == 0
+
+
+def test_what_a_model_returns_is_kept_beside_the_buffers() -> None:
+    states = block_states(block(DENSE), mesh=Mesh(), zero=0, framework=FRAMEWORK, optimizer=ADAMW)
+    held = [Held(cost=block(DENSE), states=states, mode=Recompute.NONE, count=1, outputs_bytes=640.0)]
+    parts = stage_memory(held, in_flight=1, buffer_bytes=0, framework=FRAMEWORK)
+    assert {part.kind: part.bytes for part in parts}["buffers"] == 640
