@@ -10,23 +10,21 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 import numpy as np
 
 from ..cost import Estimate, Work
 from ..estimate.op_work import Sizes, backward_work, extent, forward_work, operand_bytes, saved_bytes
 from ..graph import Edge, Graph, Op
-from ..layout import Collective, Placement, Replicate, conversion, gradient_needed
+from ..layout import Collective, Placement, Replicate
 from ..rules.choices import BATCH, SEQUENCE, Choice, choices, matrix_labels
 from .choice_graph import Assignment, ChoiceGraph, solve
+from .conversions import COLLECTIVES, Conversions, End, Matrix, Pairs, pairs, wanted
 
 REPEATED = ("whole", "partial")
 """Choices under which every rank does all of an op's work."""
-MAX_LAYOUTS = 3
-"""In how many layouts one tensor is kept at a time. No known block wants more than two."""
 STORED_SECONDS_PER_BYTE = 1e-21
 """Breaks ties between layouts by what they store: a ten-billionth of what reading a byte takes."""
 
@@ -53,13 +51,13 @@ class Axis:
     fused: bool
     keeps_shards: bool = False
     """Whether a gathered input is kept for backward as the shard it came from."""
-    seconds_per_byte: float = 0.0
-    """Weight of saved bytes in the objective."""
     networks: int = 1
     """Units of the outermost level (nodes) over which the axis spreads."""
     splits_residual: bool = True
     """Whether ops without a matrix parameter may be split along the residual's dims (on tp: sequence
     parallelism)."""
+    converts_parameters: bool = True
+    """Whether a parameter that is read in several places may be converted from the layout it is stored in."""
     repeats_products: bool = True
     """Whether a product with a weight may run whole on every rank; else it is split wherever it can be."""
 
@@ -74,15 +72,6 @@ class AxisSolution:
     parameters: dict[str, Placement]
     """Storage of each parameter, by tensor name."""
     assignment: Assignment | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
-    """One conversion of a tensor, forward or of its gradient."""
-
-    collective: Collective
-    bytes: float
-    backward: bool
 
 
 def repeated_share(graph: Graph, solution: AxisSolution) -> float:
@@ -123,27 +112,6 @@ def imbalance(op: Op, choice: Choice, degree: int) -> float:
     return 2.0 - 1.0 / degree if choice.kind == "split" and choice.label in op.causal else 1.0
 
 
-def moves(
-    source: Placement, target: Placement, gradient: Placement | None, nbytes: float, degree: int
-) -> tuple[tuple[Move, ...], tuple[Move, ...]]:
-    """Forward and backward conversions of a tensor of `nbytes` between producer and consumer.
-
-    Raises `ValueError` when the consumer's layout cannot be reached.
-    """
-    forward = _move(conversion(source, target), nbytes, degree, False)
-    if gradient is None:
-        return forward, ()
-    needed = gradient_needed(source)
-    return forward, _move(conversion(gradient, needed), nbytes, degree, True)
-
-
-def _move(collective: Collective | None, nbytes: float, degree: int, backward: bool) -> tuple[Move, ...]:
-    if collective is None:
-        return ()
-    buffer = nbytes / degree if collective is Collective.ALL_TO_ALL else nbytes
-    return (Move(collective=collective, bytes=buffer, backward=backward),)
-
-
 def _storage_price(op: Op, local: Sizes) -> float:
     """Next to nothing for each byte of a parameter: of layouts that cost the same the smallest is stored."""
     return STORED_SECONDS_PER_BYTE * sum(operand_bytes(r, local) for r in op.reads if r.kind == "parameter")
@@ -152,21 +120,34 @@ def _storage_price(op: Op, local: Sizes) -> float:
 class AxisProblem:
     """Builds the choice graph of one axis and reads the solution back."""
 
-    def __init__(self, graph: Graph, sizes: dict[OpKey, Sizes], axis: Axis) -> None:
-        """`sizes[op]` are the extents before this axis splits anything."""
+    def __init__(
+        self, graph: Graph, sizes: dict[OpKey, Sizes], axis: Axis, known: Conversions | None = None
+    ) -> None:
+        """`sizes[op]` are the extents before this axis splits anything; `known` what other problems of the
+        same graph have found out."""
         self.graph, self.sizes, self.axis = graph, sizes, axis
+        self._known = known or Conversions()
         self.ops: dict[OpKey, Op] = {
             (block.name, i): op for block in graph.blocks.values() for i, op in enumerate(block.ops)
         }
-        self.choices = {
-            key: self._allowed(
-                op, choices(op, axis=axis.name, degree=axis.degree, sizes=sizes[key], tables=graph.table_fqns)
-            )
-            for key, op in self.ops.items()
-        }
+        self.choices = {key: self._choices_of(key, op) for key, op in self.ops.items()}
         self.problem = ChoiceGraph()
         self.nodes: dict[OpKey, int] = {}
         self.parameter_nodes: dict[str, tuple[int, tuple[Placement, ...]]] = {}
+
+    def _choices_of(self, key: OpKey, op: Op) -> tuple[Choice, ...]:
+        """The choices of an op; of sizes only those matter that the axis cuts evenly."""
+        axis, sizes = self.axis, self.sizes[key]
+        even = tuple(size >= axis.degree and size % axis.degree == 0 for size in sizes.values())
+        policy = (axis.name, axis.degree == 1, axis.splits_residual, axis.repeats_products)
+
+        def make() -> tuple[Choice, ...]:
+            tables = self.graph.table_fqns
+            return self._allowed(
+                op, choices(op, axis=axis.name, degree=axis.degree, sizes=sizes, tables=tables)
+            )
+
+        return self._known.choices((key, policy, even), make)
 
     def _allowed(self, op: Op, found: tuple[Choice, ...]) -> tuple[Choice, ...]:
         """Drop choices that the axis rules out: repeated products, and splits of the residual between
@@ -182,10 +163,14 @@ class AxisProblem:
         """Whether every op has a choice at all on this axis."""
         return all(self.choices.values())
 
-    def solve(self, *, reduce: bool = True) -> AxisSolution:
-        """The best choices. Raises `SolverError` when none is possible."""
-        self._build()
-        assignment = solve(self.problem, reduce=reduce)
+    def solve(self, *, reduce: bool = True, seconds_per_byte: float = 0.0) -> AxisSolution:
+        """The best choices, with a weight on bytes that are kept for backward.
+
+        Raises `SolverError` when none is possible.
+        """
+        if not self.nodes:
+            self._build()
+        assignment = solve(self._weighted(seconds_per_byte), reduce=reduce)
         chosen = {key: self.choices[key][assignment.states[node]] for key, node in self.nodes.items()}
         return AxisSolution(
             axis=self.axis.name,
@@ -225,18 +210,28 @@ class AxisProblem:
             count * self._exposed(collective, nbytes)
             for collective, nbytes, count, backward in inner_exchanges(op, choice, sizes, self.axis.degree)
         )
-        return compute_s + inner_s + self._memory_price(op, local, choice) + _storage_price(op, local)
+        return compute_s + inner_s + _storage_price(op, local)
 
-    def _memory_price(self, op: Op, local: Sizes, choice: Choice) -> float:
-        """Weighted bytes kept for backward."""
-        if not self.axis.seconds_per_byte:
-            return 0.0
+    def _weighted(self, seconds_per_byte: float) -> ChoiceGraph:
+        """The problem with a weight on bytes kept for backward."""
+        if not seconds_per_byte:
+            return self.problem
+        costs = dict(self.problem.costs)
+        for key, node in self.nodes.items():
+            weight = seconds_per_byte * self.graph.blocks[key[0]].count
+            kept = np.array([self._kept_bytes(key, choice) for choice in self.choices[key]])
+            costs[node] = costs[node] + weight * kept
+        return ChoiceGraph(costs=costs, edges=self.problem.edges)
+
+    def _kept_bytes(self, key: OpKey, choice: Choice) -> float:
+        """Bytes that one device keeps for backward."""
+        op = self.ops[key]
+        local = local_sizes(op, choice, self.sizes[key], self.axis.degree)
         shrunk = self.axis.keeps_shards and choice.kind == "split"
-        kept = sum(
+        return sum(
             nbytes / self.axis.degree if shrunk and self._whole_read(choice, saved.operand) else nbytes
             for saved, nbytes in zip(op.saved, saved_bytes(op, local), strict=True)
         )
-        return self.axis.seconds_per_byte * kept
 
     @staticmethod
     def _whole_read(choice: Choice, operand: int | None) -> bool:
@@ -245,20 +240,19 @@ class AxisProblem:
     def _exposed(self, collective: Collective, nbytes: float) -> float:
         return self.axis.collective_time(collective, nbytes).seconds * (1.0 - self.axis.overlap)
 
-    def _moved_s(self, moved: tuple[Move, ...]) -> float:
-        return sum(self._exposed(move.collective, move.bytes) for move in moved)
+    def _prices(self, nbytes: float) -> Matrix:
+        """Seconds of each conversion of a tensor of so many bytes."""
+        shares = {Collective.ALL_TO_ALL: 1 / self.axis.degree}
+        return np.array([self._exposed(c, nbytes * shares.get(c, 1.0)) for c in COLLECTIVES])
 
     # ------------------------------------------------------------------ edges
 
     def _add_edge(self, edge: Edge) -> None:
-        producer = edge.producer[:2]
-        write = edge.producer[2]
+        producer, write = edge.producer[:2], edge.producer[2]
         sources = [choice.writes[write] for choice in self.choices[producer]]
-        first = edge.consumers[0]
-        nbytes = self._bytes(first[:2], first[2])
-        self._connect(
-            self.nodes[producer], sources, [(c[:2], c[2]) for c in edge.consumers], nbytes, edge.count
-        )
+        made = (self.choices[producer], write)
+        consumers = [(consumer[:2], consumer[2]) for consumer in edge.consumers]
+        self._connect(self.nodes[producer], sources, made, consumers, edge.count)
 
     def _bytes(self, key: OpKey, read: int) -> float:
         return operand_bytes(self.ops[key].reads[read], self.sizes[key])
@@ -266,64 +260,20 @@ class AxisProblem:
     def _connect(
         self,
         node: int,
-        sources: list[Placement],
+        sources: Sequence[Placement],
+        made: End | None,
         consumers: list[tuple[OpKey, int]],
-        nbytes: float,
         count: float,
     ) -> None:
         """Tie a producer to its consumers; several share each reshard through a node of their own."""
-        if len(consumers) == 1:
-            key, read = consumers[0]
-            wants = [(c.reads[read], c.read_gradients[read]) for c in self.choices[key]]
-            costs = [[self._pair(s, w, nbytes, count) for w in wants] for s in sources]
-            self.problem.edge(node, self.nodes[key], np.array(costs))
+        found = self._known.between(sources, made, [(self.choices[key], read) for key, read in consumers])
+        prices = count * self._prices(self._bytes(*consumers[0]))
+        if isinstance(found, Pairs):
+            self.problem.edge(node, self.nodes[consumers[0][0]], found.costs(prices))
             return
-        self._connect_shared(node, sources, consumers, nbytes, count)
-
-    def _pair(
-        self, source: Placement, want: tuple[Placement, Placement | None], nbytes: float, count: float
-    ) -> float:
-        try:
-            forward, backward = moves(source, *want, nbytes, self.axis.degree)
-        except ValueError:
-            return np.inf
-        return count * (self._moved_s(forward) + self._moved_s(backward))
-
-    def _connect_shared(
-        self,
-        node: int,
-        sources: list[Placement],
-        consumers: list[tuple[OpKey, int]],
-        nbytes: float,
-        count: float,
-    ) -> None:
-        wants = {
-            key_read: [
-                (c.reads[key_read[1]], c.read_gradients[key_read[1]]) for c in self.choices[key_read[0]]
-            ]
-            for key_read in consumers
-        }
-        distinct = list(dict.fromkeys(want for options in wants.values() for want in options))
-        produced = list(dict.fromkeys(sources))
-        states = [
-            (source, frozenset(kept))
-            for source in produced
-            for size in range(1, min(MAX_LAYOUTS, len(consumers)) + 1)
-            for kept in combinations(range(len(distinct)), size)
-        ]
-        price = _Shared(self, distinct, nbytes, count)
-        costs = [price(source, kept) for source, kept in states]
-        keep = _undominated(states, costs)
-        shared = self.problem.node(costs[i] for i in keep)
-        position = {want: i for i, want in enumerate(distinct)}
-        from_producer = np.array(
-            [[0.0 if states[i][0] == source else np.inf for i in keep] for source in sources]
-        )
-        self.problem.edge(node, shared, from_producer)
-        for (key, _), options in wants.items():
-            allowed = np.array(
-                [[0.0 if position[want] in states[i][1] else np.inf for want in options] for i in keep]
-            )
+        shared = self.problem.node(found.counts @ prices)
+        self.problem.edge(node, shared, found.sources)
+        for (key, _), allowed in zip(consumers, found.wants, strict=True):
             self.problem.edge(shared, self.nodes[key], allowed)
 
     # ------------------------------------------------------------------ shared parameters
@@ -344,8 +294,20 @@ class AxisProblem:
             layouts = tuple(dict.fromkeys(c.reads[read] for key, read in readers for c in self.choices[key]))
             node = self.problem.node(0.0 for _ in layouts)
             self.parameter_nodes[tensor] = (node, layouts)
-            key, read = readers[0]
-            self._connect(node, list(layouts), readers, self._bytes(key, read), 1.0)
+            if not self.axis.converts_parameters:
+                self._read_as_stored(node, layouts, readers)
+                continue
+            self._connect(node, layouts, None, readers, 1.0)
+
+    def _read_as_stored(
+        self, node: int, layouts: tuple[Placement, ...], readers: list[tuple[OpKey, int]]
+    ) -> None:
+        """Every reader takes the parameter in the layout it is stored in; gradients may still be summed."""
+        for key, read in readers:
+            wants = wanted((self.choices[key], read))
+            same = np.array([[stored == layout for layout, _ in wants] for stored in layouts])
+            costs = pairs(layouts, wants).costs(self._prices(self._bytes(key, read)))
+            self.problem.edge(node, self.nodes[key], np.where(same, costs, np.inf))
 
     def _storage(self, chosen: dict[OpKey, Choice], assignment: Assignment) -> dict[str, Placement]:
         stored = {
@@ -354,53 +316,6 @@ class AxisProblem:
         for tensor, (node, layouts) in self.parameter_nodes.items():
             stored[tensor] = layouts[assignment.states[node]]
         return stored
-
-
-def _undominated(states: list[tuple[Placement, frozenset[int]]], costs: list[float]) -> list[int]:
-    """States for which no other of the same source keeps more layouts at no more cost."""
-    by_source: dict[Placement, list[int]] = defaultdict(list)
-    for i, (source, _) in enumerate(states):
-        if np.isfinite(costs[i]):
-            by_source[source].append(i)
-    return [
-        i
-        for group in by_source.values()
-        for i in group
-        if not any(states[i][1] < states[j][1] and costs[j] <= costs[i] for j in group)
-    ]
-
-
-class _Shared:
-    """Price of keeping one tensor in a set of layouts: each reshard once, in both directions."""
-
-    def __init__(
-        self,
-        problem: AxisProblem,
-        wants: list[tuple[Placement, Placement | None]],
-        nbytes: float,
-        count: float,
-    ) -> None:
-        self._problem, self._wants, self._nbytes, self._count = problem, wants, nbytes, count
-        self._prices: dict[tuple[Placement, Placement, bool], float] = {}
-
-    def __call__(self, source: Placement, kept: frozenset[int]) -> float:
-        forward = {self._wants[i][0] for i in kept}
-        gradients = {g for i in kept if (g := self._wants[i][1]) is not None}
-        needed = gradient_needed(source)
-        seconds = sum(self._price(source, target, False) for target in forward)
-        seconds += sum(self._price(gradient, needed, True) for gradient in gradients)
-        return self._count * seconds
-
-    def _price(self, source: Placement, target: Placement, backward: bool) -> float:
-        key = (source, target, backward)
-        if key not in self._prices:
-            try:
-                collective = conversion(source, target)
-                moved = _move(collective, self._nbytes, self._problem.axis.degree, backward)
-                self._prices[key] = self._problem._moved_s(moved)
-            except ValueError:
-                self._prices[key] = np.inf
-        return self._prices[key]
 
 
 def inner_exchanges(

@@ -56,7 +56,7 @@ class ChoiceGraph:
     def node(self, costs: Iterable[float]) -> int:
         """Add a node; returns its id."""
         index = len(self.costs)
-        self.costs[index] = np.asarray(tuple(costs), dtype=float)
+        self.costs[index] = np.fromiter(costs, dtype=float)
         self.edges[index] = {}
         return index
 

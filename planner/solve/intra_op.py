@@ -22,6 +22,7 @@ from ..profile import Framework, hidden_share
 from ..topology import Device, GroupSpan, Topology
 from .axis import Axis, AxisProblem, AxisSolution, OpKey, local_sizes, repeated_share
 from .block_cost import block_costs
+from .conversions import Conversions
 
 SECONDS_PER_BYTE = (0.0, 2e-12)
 """Weights on saved bytes, swept for the frontier, in seconds per byte and microbatch: none, and about
@@ -83,18 +84,21 @@ def intra_op(
     def work_time(work: Work) -> Estimate:
         return prices.kernel_time(work, topology.device)
 
+    solver = _Solver(graph, topology, framework, prices, work_time, sequence_parallel)
+    splits, tied = cache(solver.splits), has_tied_parameters(graph)
+
     @cache
     def frontier(
         degrees: Degrees, spans: Spans, micro_batch: int, pipelined: bool
     ) -> tuple[IntraSolution, ...]:
-        solver = _Solver(graph, topology, framework, prices, work_time, pipelined, sequence_parallel)
-        return solver.frontier(degrees, spans, micro_batch)
-
-    tied = has_tied_parameters(graph)
+        return tuple(
+            solver.solution(found, degrees, spans, pipelined=pipelined, floor_s=floor_s)
+            for found, floor_s in splits(degrees, spans, micro_batch)
+        )
 
     def solve(mesh: Mesh, micro_batch: int) -> tuple[IntraSolution, ...]:
-        cp, ep, tp = (topology.span(size=mesh.size(a), stride=mesh.stride(a)) for a in ("cp", "ep", "tp"))
-        return frontier((mesh.cp, mesh.ep, mesh.tp), (cp, ep, tp), micro_batch, tied and mesh.pp > 1)
+        degrees = (mesh.cp, mesh.ep, mesh.tp)
+        return frontier(degrees, spans_of(topology, mesh), micro_batch, tied and mesh.pp > 1)
 
     return solve
 
@@ -108,18 +112,25 @@ def priced_again(
     def work_time(work: Work) -> Estimate:
         return prices.kernel_time(work, topology.device)
 
+    solver = _Solver(graph, topology, framework, prices, work_time, True)
     tied = has_tied_parameters(graph)
 
     def again(mesh: Mesh, solution: IntraSolution) -> IntraSolution:
         assert isinstance(solution.splits, Splits)
-        solver = _Solver(graph, topology, framework, prices, work_time, tied and mesh.pp > 1, True)
-        return solver.priced(solution.splits, mesh)
+        degrees, pipelined = (mesh.cp, mesh.ep, mesh.tp), tied and mesh.pp > 1
+        return solver.solution(solution.splits, degrees, spans_of(topology, mesh), pipelined=pipelined)
 
     return again
 
 
+def spans_of(topology: Topology, mesh: Mesh) -> Spans:
+    """Where the groups of cp, ep and tp lie."""
+    cp, ep, tp = (topology.span(size=mesh.size(a), stride=mesh.stride(a)) for a in ("cp", "ep", "tp"))
+    return cp, ep, tp
+
+
 class _Solver:
-    """One graph on one cluster; holds no state between calls beyond its inputs."""
+    """One graph on one cluster; beyond its inputs it remembers which conversions there may be."""
 
     def __init__(
         self,
@@ -128,71 +139,70 @@ class _Solver:
         framework: Framework,
         prices: Prices,
         work_time: Callable[[Work], Estimate],
-        pipelined: bool,
         sequence_parallel: bool,
     ) -> None:
         self._graph, self._topology, self._framework = graph, topology, framework
-        self._prices, self._work_time, self._pipelined = prices, work_time, pipelined
+        self._prices, self._work_time = prices, work_time
         self._sequence_parallel = sequence_parallel
+        self._known = Conversions()
 
-    def frontier(self, degrees: Degrees, spans: Spans, micro_batch: int) -> tuple[IntraSolution, ...]:
-        cp, ep, tp = degrees
-        if self._graph.seq_len % cp:
+    def splits(self, degrees: Degrees, spans: Spans, micro_batch: int) -> tuple[tuple[Splits, float], ...]:
+        """Distinct splits, for one weight on memory after the other; empty when the graph allows none.
+
+        Beside each is a floor of the seconds that any splits take, 0 where none is known.
+        """
+        if self._graph.seq_len % degrees[0]:
             return ()
-        sizes = traced_sizes(self._graph, batch=micro_batch * ep)
-        solutions: list[IntraSolution] = []
-        seen: list[dict] = []
-        for weight in SECONDS_PER_BYTE if tp > 1 else SECONDS_PER_BYTE[:1]:
-            found = self._solve(sizes, degrees, spans, weight)
-            if found is None:
-                return ()
-            splits, solution = found
-            if splits.tp.choices not in seen:
-                seen.append(splits.tp.choices)
-                solutions.append(solution)
-        return tuple(solutions)
-
-    def priced(self, splits: Splits, mesh: Mesh) -> IntraSolution:
-        """The solution that these splits are here."""
-        names = ("cp", "ep", "tp")
-        spans = tuple(self._topology.span(size=mesh.size(a), stride=mesh.stride(a)) for a in names)
-        axes = tuple(self._axis(a, mesh.size(a), s, 0.0) for a, s in zip(names, spans, strict=True))
-        return self._solution(splits, axes, (spans[0], spans[1], spans[2]))
-
-    def _solve(
-        self, sizes: dict[OpKey, Sizes], degrees: Degrees, spans: Spans, weight: float
-    ) -> tuple[Splits, IntraSolution] | None:
-        axes = tuple(
-            self._axis(name, degree, span, weight if name == "tp" else 0.0)
-            for name, degree, span in zip(("cp", "ep", "tp"), degrees, spans, strict=True)
-        )
-        solved: list[AxisSolution] = []
-        before, floor_s = [sizes], 0.0
-        for axis in axes:
-            solution = self._along(before[-1], axis)
-            if weight == 0.0 and degrees[:2] == (1, 1) and solution and solution.assignment:
-                floor_s = solution.assignment.bound
-            if axis.name == "tp" and solution and repeated_share(self._graph, solution) > MAX_REPEATED_SHARE:
-                solution = self._along(before[-1], replace(axis, repeats_products=False))
+        axes = self._axes(degrees, spans)
+        outer: list[AxisSolution] = []
+        before = [traced_sizes(self._graph, batch=micro_batch * degrees[1])]
+        for axis in axes[:2]:
+            solution = _solved(self._problem(before[-1], axis), 0.0)
             if solution is None:
-                return None
-            solved.append(solution)
+                return ()
+            outer.append(solution)
             before.append(after(self._graph, before[-1], solution))
-        splits = Splits(
-            cp=solved[0],
-            ep=solved[1],
-            tp=solved[2],
+        return self._inner(self._problem(before[-1], axes[2]), outer, before)
+
+    def _inner(
+        self, problem: AxisProblem, outer: list[AxisSolution], before: list[dict[OpKey, Sizes]]
+    ) -> tuple[tuple[Splits, float], ...]:
+        """The splits over tp, under those of the axes before it."""
+        found: list[tuple[Splits, float]] = []
+        alone = all(solution.degree == 1 for solution in outer)
+        for weight in SECONDS_PER_BYTE if problem.axis.degree > 1 else SECONDS_PER_BYTE[:1]:
+            free = tp = _solved(problem, weight)
+            if tp and repeated_share(self._graph, tp) > MAX_REPEATED_SHARE:
+                strict = replace(problem.axis, repeats_products=False)
+                tp = _solved(self._problem(problem.sizes, strict), weight)
+            if free is None or tp is None:
+                return ()
+            bound_s = free.assignment.bound if free.assignment and alone and not weight else 0.0
+            if all(splits.tp.choices != tp.choices for splits, _ in found):
+                found.append((self._splits(outer, before, tp), bound_s))
+        return tuple(found)
+
+    def _splits(
+        self, outer: list[AxisSolution], before: list[dict[OpKey, Sizes]], tp: AxisSolution
+    ) -> Splits:
+        return Splits(
+            cp=outer[0],
+            ep=outer[1],
+            tp=tp,
             before_cp=before[0],
             before_ep=before[1],
             before_tp=before[2],
-            local=before[3],
+            local=after(self._graph, before[2], tp),
         )
-        solution = self._solution(splits, axes, spans)
-        if degrees == (1, 1, 1):
-            floor_s = solution.objective_s
-        return splits, replace(solution, floor_s=floor_s)
 
-    def _axis(self, name: str, degree: int, span: GroupSpan, weight: float) -> Axis:
+    def _problem(self, sizes: dict[OpKey, Sizes], axis: Axis) -> AxisProblem:
+        return AxisProblem(self._graph, sizes, axis, self._known)
+
+    def _axes(self, degrees: Degrees, spans: Spans) -> tuple[Axis, ...]:
+        named = zip(("cp", "ep", "tp"), degrees, spans, strict=True)
+        return tuple(self._axis(name, degree, span) for name, degree, span in named)
+
+    def _axis(self, name: str, degree: int, span: GroupSpan) -> Axis:
         return Axis(
             name=name,
             degree=degree,
@@ -201,9 +211,9 @@ class _Solver:
             overlap=hidden_share(self._framework, name),
             fused=self._framework.fuses_pointwise,
             keeps_shards=not self._framework.saves_gathered_input,
-            seconds_per_byte=weight,
             networks=span.members[-1] if len(span.members) > 1 else 1,
             splits_residual=self._sequence_parallel or name != "tp",
+            converts_parameters=self._framework.converts_parameters,
         )
 
     def _group_time(self, name: str, span: GroupSpan) -> Callable[[Collective, float], Estimate]:
@@ -217,21 +227,13 @@ class _Solver:
 
         return group_time
 
-    def _along(self, sizes: dict[OpKey, Sizes], axis: Axis) -> AxisSolution | None:
-        problem = AxisProblem(self._graph, sizes, axis)
-        if not problem.possible():
-            return None
-        if axis.degree == 1:
-            return problem.only()
-        try:
-            return problem.solve()
-        except SolverError:
-            return None
-
-    def _solution(self, splits: Splits, axes: tuple[Axis, ...], spans: Spans) -> IntraSolution:
-        levels = tuple(self._topology.levels[span.outermost].name for span in spans)
+    def solution(
+        self, splits: Splits, degrees: Degrees, spans: Spans, *, pipelined: bool, floor_s: float = 0.0
+    ) -> IntraSolution:
+        """What these splits cost here. `pipelined`: whether blocks may lie on different stages."""
+        axes, levels = self._axes(degrees, spans), [self._topology.levels[s.outermost].name for s in spans]
         blocks = block_costs(
-            self._graph, splits, axes, levels, self._framework, self._work_time, pipelined=self._pipelined
+            self._graph, splits, axes, tuple(levels), self._framework, self._work_time, pipelined=pipelined
         )
         seconds = sum(
             self._graph.blocks[name].count * (cost.forward_s + cost.backward_s)
@@ -249,8 +251,21 @@ class _Solver:
             objective_s=seconds + comm,
             bound_s=seconds + comm if assignment is None or assignment.optimal else assignment.bound,
             optimal=assignment is None or assignment.optimal,
+            floor_s=seconds + comm if degrees == (1, 1, 1) else floor_s,
             splits=splits,
         )
+
+
+def _solved(problem: AxisProblem, weight: float) -> AxisSolution | None:
+    """The best choices along one axis, if any are possible."""
+    if not problem.possible():
+        return None
+    if problem.axis.degree == 1:
+        return problem.only()
+    try:
+        return problem.solve(seconds_per_byte=weight)
+    except SolverError:
+        return None
 
 
 def has_tied_parameters(graph: Graph) -> bool:

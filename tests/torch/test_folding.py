@@ -99,7 +99,6 @@ def axis(degree: int) -> Axis:
         collective_time=lambda _, nbytes: Estimate(seconds=5 + nbytes / 2, origin=Origin.MODELLED),
         overlap=0.0,
         fused=True,
-        seconds_per_byte=0.01,
     )
 
 
@@ -120,7 +119,7 @@ def cost(
                     c for c in problem.choices[block, i] if (c.kind, c.label) == (wanted.kind, wanted.label)
                 )
                 problem.choices[block, i] = (next(same),)
-    return problem.solve()
+    return problem.solve(seconds_per_byte=0.01)
 
 
 KINDS = st.fixed_dictionaries(

@@ -1,0 +1,183 @@
+"""Which collectives hand a tensor from its producer to its consumers, whatever they cost.
+
+In: the choices of the ops at the ends of an edge. Out: for every pair of layouts, or every set of layouts
+that a tensor with several consumers may be kept in, how many of each collective it takes, forward and
+backward. Nothing of this depends on sizes or prices, so it is worked out once for all microbatches,
+links and weights under which the same choices are legal (`Conversions`). With prices p per collective,
+
+    cost = counts . p
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from ..layout import Collective, Placement, conversion, gradient_needed
+from ..rules.choices import Choice
+
+Matrix = np.ndarray
+COLLECTIVES = (
+    Collective.ALL_GATHER,
+    Collective.ALL_TO_ALL,
+    Collective.ALL_REDUCE,
+    Collective.REDUCE_SCATTER,
+)
+"""What a conversion may be; `counts` and prices are in this order."""
+MAX_LAYOUTS = 3
+"""In how many layouts one tensor is kept at a time. No known block wants more than two."""
+
+Want = tuple[Placement, Placement | None]
+"""The layout in which a consumer reads a tensor, and the one of the gradient that it yields."""
+End = tuple[tuple[Choice, ...], int]
+"""The choices of an op, and which of its operands the tensor is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pairs:
+    """A tensor with one consumer."""
+
+    counts: Matrix
+    """(source, want, collective)."""
+    barred: Matrix
+    """(source, want): infinite where no conversion leads from one to the other, else 0."""
+
+    def costs(self, prices: Matrix) -> Matrix:
+        """Costs by source and want."""
+        return self.counts @ prices + self.barred
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sets:
+    """A tensor with several consumers. A state: made in one layout, kept in a set of wanted ones."""
+
+    counts: Matrix
+    """(state, collective); each layout is paid once, however many read it."""
+    sources: Matrix
+    """(source, state): 0 where the state is made from the source, else infinite."""
+    wants: tuple[Matrix, ...]
+    """Per consumer (state, its choice): 0 where the state has what the choice wants, else infinite."""
+
+
+class Conversions:
+    """What has been worked out for one graph."""
+
+    def __init__(self) -> None:
+        self._choices: dict[tuple, tuple[Choice, ...]] = {}
+        self._found: dict[tuple, tuple[list[End], Pairs | Sets]] = {}
+
+    def choices(self, known: tuple, make: Callable[[], tuple[Choice, ...]]) -> tuple[Choice, ...]:
+        """The choices that `known` stands for: the same object every time."""
+        if known not in self._choices:
+            self._choices[known] = make()
+        return self._choices[known]
+
+    def between(
+        self, sources: Sequence[Placement], producer: End | None, consumers: list[End]
+    ) -> Pairs | Sets:
+        """`Pairs` for one consumer, `Sets` for several.
+
+        `sources`: the layouts that the tensor is made in. They must follow from `producer`, or from the
+        consumers where that is None (a parameter is stored in any layout that one of them reads).
+        """
+        ends = [*([producer] if producer else []), *consumers]
+        key = (len(consumers), *((id(choices), operand) for choices, operand in ends))
+        if key not in self._found:  # the ends are kept, so that no other choices get their ids
+            wants = [wanted(end) for end in consumers]
+            found = pairs(sources, wants[0]) if len(wants) == 1 else sets(sources, wants)
+            self._found[key] = (ends, found)
+        return self._found[key][1]
+
+
+def wanted(end: End) -> list[Want]:
+    """What each choice of a consumer wants."""
+    choices, read = end
+    return [(choice.reads[read], choice.read_gradients[read]) for choice in choices]
+
+
+def pairs(sources: Sequence[Placement], wants: Sequence[Want]) -> Pairs:
+    """Every source with every want."""
+    steps = np.array(
+        [[_step(source, want) + _step_back(source, want) for want in wants] for source in sources]
+    )
+    return Pairs(counts=steps[..., :-1], barred=np.where(steps[..., -1] > 0, np.inf, 0.0))
+
+
+def sets(sources: Sequence[Placement], wants: Sequence[Sequence[Want]]) -> Sets:
+    """Every source with every set of wants that is worth keeping: see `_worthwhile`."""
+    distinct = list(dict.fromkeys(want for options in wants for want in options))
+    kept = _subsets(len(distinct), min(MAX_LAYOUTS, len(wants)))
+    states, counts = [], []
+    for source in dict.fromkeys(sources):
+        steps = _steps_of_sets(source, distinct, kept)
+        worth = _worthwhile(kept, steps)
+        states += [(source, kept[i]) for i in worth]
+        counts.append(steps[worth, :-1])
+    made = np.array([[0.0 if source == s else np.inf for s, _ in states] for source in sources])
+    held = np.array([row for _, row in states]).reshape(len(states), len(distinct))
+    position = {want: i for i, want in enumerate(distinct)}
+    return Sets(
+        counts=np.concatenate(counts),
+        sources=made.reshape(len(sources), len(states)),
+        wants=tuple(
+            np.where(held[:, [position[want] for want in options]], 0.0, np.inf) for options in wants
+        ),
+    )
+
+
+def _subsets(items: int, most: int) -> Matrix:
+    """Every set of one to `most` items, the smallest first, as rows of booleans."""
+    chosen = [kept for size in range(1, most + 1) for kept in combinations(range(items), size)]
+    rows = np.zeros((len(chosen), items), dtype=bool)
+    for row, kept in zip(rows, chosen, strict=True):
+        row[list(kept)] = True
+    return rows
+
+
+def _steps_of_sets(source: Placement, wants: Sequence[Want], kept: Matrix) -> Matrix:
+    """What each set takes, with a last column for what is impossible; layouts that are equal count once."""
+    total = np.zeros((len(kept), len(COLLECTIVES) + 1))
+    for side, step in ((0, _step), (1, _step_back)):
+        users: dict[Placement | None, list[int]] = {}
+        for i, want in enumerate(wants):
+            users.setdefault(want[side], []).append(i)
+        for indices in users.values():
+            needed = kept[:, indices].any(axis=1).astype(float)
+            total += np.outer(needed, step(source, wants[indices[0]]))
+    return total
+
+
+def _worthwhile(kept: Matrix, steps: Matrix) -> Matrix:
+    """Possible sets, but for those that a larger one costs no more than: indices."""
+    possible = np.flatnonzero(steps[:, -1] == 0)
+    members, costs = kept[possible].astype(int), steps[possible]
+    size = members.sum(axis=1)
+    inside = np.equal(members @ members.T, size[:, None]) & np.less(size[:, None], size)
+    equal = np.equal(costs[:, None], costs).all(axis=2)
+    return possible[~(inside & equal).any(axis=1)]
+
+
+def _step(source: Placement, want: Want) -> Matrix:
+    """The forward conversion, one-hot; the last place is for what is impossible."""
+    return _one_hot(source, want[0])
+
+
+def _step_back(source: Placement, want: Want) -> Matrix:
+    """The conversion of the gradient, if there is one."""
+    needed = gradient_needed(source)
+    return _one_hot(needed if want[1] is None else want[1], needed)
+
+
+def _one_hot(before: Placement, after: Placement) -> Matrix:
+    row = np.zeros(len(COLLECTIVES) + 1)
+    try:
+        collective = conversion(before, after)
+    except ValueError:
+        row[-1] = 1.0
+    else:
+        if collective is not None:
+            row[COLLECTIVES.index(collective)] = 1.0
+    return row
