@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,10 @@ import tpplan
 import yaml
 from tpplan import cli
 from tpplan.planner.plan_file import save
+from tpplan.planner.run_file import load_runs
 from tpplan.planner.topology import MeasuredScale, Topology
+from tpplan.runtime.bench import Measured
+from tpplan.runtime.record import add_run
 from tpplan.topologies import load, load_file
 
 MLP = Path(__file__).parents[2] / "examples" / "mlp.py"
@@ -69,3 +73,16 @@ def test_a_plan_of_another_cluster_is_refused(tmp_path: Path, capsys: pytest.Cap
     )
     assert cli.main(["calibrate", str(tmp_path / "lab.yaml"), str(tmp_path / "runs.yaml")]) == 2
     assert "lab has nodes of 3" in capsys.readouterr().err
+
+
+def test_what_bench_records_can_be_read(tmp_path: Path):
+    save(plan(load("cpu-gloo").with_nodes(1), "tp=1", 64), tmp_path / "plan.yaml")
+    measured = Measured(
+        ranks=4, device="cpu", step_s=0.5, steps_s=(0.5, 0.5), phases_s={}, memory_bytes=12, apply_s=0.1,
+        first_step_s=1.0,
+    )  # fmt: skip
+    path = tmp_path / "runs.yaml"
+    add_run(path, measured, model=str(MLP), plan=tmp_path / "plan.yaml", today=date(2026, 11, 30))
+    (run,) = load_runs(path)
+    assert (run.step_s, run.memory_bytes, run.ranks) == (0.5, 12, 4)
+    assert run.plan == str(tmp_path / "plan.yaml") and run.model == str(MLP)
