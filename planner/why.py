@@ -15,6 +15,8 @@ from pathlib import Path
 from ..topologies import topology_hash
 from ..topologies.mixed import load_cluster
 from .errors import OptionError, PlanError
+from .estimate.frameworks import FRAMEWORKS
+from .estimate.memory import keeps_gathered
 from .graph import Graph
 from .mixed import plan_cluster
 from .options import DEFAULT_SEQ_LEN, pins_of
@@ -36,7 +38,7 @@ class WhatIf:
     pinned: Plan | Infeasible
     pins: dict[str, int | str]
     notes: tuple[str, ...] = ()
-    """What keeps the numbers from being those in the plan's file."""
+    """What keeps the numbers from being those in the plan's file, or from being what one would expect."""
 
 
 def why(
@@ -73,7 +75,8 @@ def why(
     ours = ask(plan, graph, cluster, pins_of(plan))
     pinned = ask(plan, graph, cluster, pins)
     base = plan if isinstance(ours, Infeasible) else ours
-    return WhatIf(plan=base, pinned=pinned, pins=dict(pins), notes=_notes(plan, ours))
+    notes = (*_notes(plan, ours), *_kept_whole(pinned, pins))
+    return WhatIf(plan=base, pinned=pinned, pins=dict(pins), notes=notes)
 
 
 def _train(plan: Plan, graph: Graph, cluster: Cluster, pins: Mapping[str, int | str]) -> Plan | Infeasible:
@@ -115,3 +118,16 @@ def _notes(plan: Plan, ours: Plan | Infeasible) -> tuple[str, ...]:
     if abs(after - before) <= CHANGED_SHARE * before:
         return ()
     return (f"priced again, the plan takes {after:.4g} s a step; its file says {before:.4g} s",)
+
+
+def _kept_whole(pinned: Plan | Infeasible, pins: Mapping[str, int | str]) -> tuple[str, ...]:
+    """Why ZeRO-3 costs no gathers: some frameworks keep parameters gathered under a pipeline."""
+    if isinstance(pinned, Infeasible) or "zero" not in pins:
+        return ()
+    framework = FRAMEWORKS.get(pinned.job.framework)
+    if framework is None or not keeps_gathered(pinned.zero_stage, pinned.mesh, framework):
+        return ()
+    return (
+        f"under pipeline stages {framework.name} gathers ZeRO-3's parameters once a step and keeps them, "
+        "with their whole gradients: it has the traffic of ZeRO-1 and holds more than that",
+    )

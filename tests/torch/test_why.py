@@ -30,6 +30,11 @@ def test_a_pinned_choice_is_never_better_than_a_proven_plan(plan: str, capsys):
     assert {row["name"]: row["right"] for row in document["choices"]}["tp"] == "4"
 
 
+def test_zero_3_under_a_pipeline_says_why_it_gathers_no_more_than_zero_1(plan: str, capsys):
+    assert cli.main(["why", plan, "--set", "zero=3,pp=2", "--json"]) == 0
+    assert "gathers ZeRO-3's parameters once a step and keeps them" in capsys.readouterr().err
+
+
 def test_the_plan_itself_changes_nothing(plan: str, capsys):
     assert cli.main(["why", plan, "--set", "pp=1", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
