@@ -8,6 +8,7 @@ whole sequence, or rows that are routed to experts, has no place in it.
 
 from __future__ import annotations
 
+from .divisibility import sequence_multiple
 from .errors import OptionError
 from .graph import Graph, Op
 from .rules.choices import BATCH, SEQUENCE, divides
@@ -38,8 +39,9 @@ def obstacle(graph: Graph, cp: int, framework: str) -> str | None:
     """Why the framework cannot split this model's sequences over `cp` ranks; None if it can."""
     if framework not in FRAMEWORKS:
         return f"{framework} has no context parallelism that is priced ({', '.join(FRAMEWORKS)} have)"
-    if graph.seq_len % cp:
-        return f"sequences of {graph.seq_len} tokens do not divide by {cp}"
+    multiple = sequence_multiple(cp=cp, halves=framework != OWN_FRAMEWORK)
+    if graph.seq_len % multiple:
+        return f"sequences of {graph.seq_len} tokens are no multiple of {multiple}"
     if framework != OWN_FRAMEWORK:
         return None
     ops = [op for block in graph.blocks.values() for op in block.ops]

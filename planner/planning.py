@@ -22,7 +22,7 @@ from .describe import (
     planned_reshards,
     splits_in_words,
 )
-from .divisibility import check_tensor_size, vocabulary_warnings
+from .divisibility import check_tensor_size, framework_splits, head_sizes, vocabulary_warnings
 from .errors import ModelError
 from .estimate import collectives, compute
 from .estimate.as_run import as_run
@@ -135,7 +135,7 @@ def check_tensor(graph: Graph, problem: SearchProblem, pins: Mapping[str, int | 
     """Raise `OptionError` for a pinned tp that the model's sizes do not allow."""
     tp = pins.get("tp")
     if isinstance(tp, int) and tp not in problem.tp_sizes:
-        check_tensor_size(graph, tp, problem.tp_sizes)
+        check_tensor_size(graph, tp, problem.tp_sizes, problem.job.framework)
 
 
 def teller(tell: Callable[[str], None] | None) -> Callable[[SearchProgress], None] | None:
@@ -165,7 +165,7 @@ def search_problem(graph: Graph, topology: Topology, job: Job) -> SearchProblem:
         framework=FRAMEWORKS[job.framework],
         optimizer=OPTIMIZERS[job.optimizer],
         tokens_per_sample=job.seq_len,
-        tp_sizes=tensor_sizes(graph, topology.devices),
+        tp_sizes=tensor_sizes(graph, topology.devices, job.framework),
         ep_sizes=expert_sizes(graph, topology.devices),
         pipelines=uncuttable(graph, job.framework) is None,
         cp_sizes=context_sizes(graph, devices=topology.devices, framework=job.framework),
@@ -205,10 +205,12 @@ def has_dim(graph: Graph, name: str) -> bool:
     return any(dim.name == name for block in graph.blocks.values() for op in block.ops for dim in op.dims)
 
 
-def tensor_sizes(graph: Graph, devices: int) -> tuple[int, ...]:
-    """Tensor-parallel sizes that split every attention by heads and every large matrix by a dim."""
+def tensor_sizes(graph: Graph, devices: int, framework: str = "tpplan") -> tuple[int, ...]:
+    """Sizes that split every attention by heads and every large matrix by a dim, as the framework can."""
     sizes = [n for n in range(1, min(devices, MAX_TP) + 1) if devices % n == 0]
-    return tuple(n for n in sizes if n == 1 or all(_splits(op, n) for op in _wide_ops(graph)))
+    wide = _wide_ops(graph)
+    fitting = (n for n in sizes if n == 1 or all(_splits(op, n) for op in wide))
+    return tuple(n for n in fitting if framework_splits(graph, n, framework))
 
 
 def _wide_ops(graph: Graph) -> list:
@@ -225,8 +227,8 @@ def _wide_ops(graph: Graph) -> list:
 def _splits(op: Any, degree: int) -> bool:
     """Whether one of the op's own dims divides: heads for attention, columns or rows of a product."""
     if op.family == "attention":
-        heads = [dim for dim in op.dims if dim.label in ("kv", "g")]
-        return not heads or any(dim.size % degree == 0 for dim in heads)
+        heads = [size for sizes in head_sizes(op) for size in sizes]
+        return not heads or any(size % degree == 0 for size in heads)
     sides = (*op.gemm.n, *op.gemm.k)
     narrow = all(dim.size < degree for dim in op.dims if dim.label in op.gemm.n)
     return narrow or any(op.size(label) % degree == 0 for label in sides)

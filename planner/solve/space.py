@@ -30,6 +30,14 @@ HSDP_FRAMEWORKS = ("torch", "tpplan")
 """Frameworks whose sharding groups may be smaller than the data-parallel ranks (FSDP2's HYBRID_SHARD)."""
 SPARSE_WITHOUT_TP = ("tpplan",)
 """Frameworks that run experts and tables split over ep with tp=1 only; others combine the two."""
+FULL_PIPELINES = ("torch",)
+"""Frameworks whose schedules with one stage a rank refuse fewer microbatches than stages (Schedule1F1B)."""
+PIPELINE_OR_TENSOR = ("deepspeed",)
+"""Frameworks without a pipeline of tensor groups; both can be pinned, for models that bring their own."""
+STAGES_IN_PIPELINE = {"deepspeed": (0, 1)}
+"""ZeRO stages that run in a pipeline, where not all do (DeepSpeed's PipelineEngine)."""
+STAGES_BESIDE_TENSOR = {"deepspeed": (0, 1, 2)}
+"""ZeRO stages that run beside tensor parallelism, where not all do (DeepSpeed's AutoTP)."""
 SMALL_FACTORS = (1, 3, 5, 7)
 """Microbatches are a power of two times one of these, or all samples at once."""
 
@@ -52,9 +60,15 @@ def meshes(problem: SearchProblem, pins: Pins) -> Iterator[Mesh]:
                 for pp in allowed("pp", divisors(devices // inner), pins):
                     if devices % (inner * pp) or pp > (layers if problem.pipelines else 1):
                         continue
+                    if pp > 1 and tp > 1 and not _pipelines_tensor_groups(problem, pins):
+                        continue
                     mesh = Mesh(pp=pp, dp=devices // (inner * pp), cp=cp, ep=ep, tp=tp, order=problem.order)
                     if pins.get("dp", mesh.dp) == mesh.dp and problem.job.global_batch % mesh.batch_ways == 0:
                         yield mesh
+
+
+def _pipelines_tensor_groups(problem: SearchProblem, pins: Pins) -> bool:
+    return problem.framework.name not in PIPELINE_OR_TENSOR or {"pp", "tp"} <= pins.keys()
 
 
 def _tensor_sizes(problem: SearchProblem, pins: Pins) -> list[int]:
@@ -107,7 +121,12 @@ def _odd_part(n: int) -> int:
 
 def _zero_stages(problem: SearchProblem, mesh: Mesh, pins: Pins) -> list[int]:
     """Without replicas of anything there is nothing to shard."""
-    known = STAGES_OF.get(problem.framework.name, ZERO_STAGES)
+    framework = problem.framework.name
+    known = STAGES_OF.get(framework, ZERO_STAGES)
+    if mesh.pp > 1:
+        known = STAGES_IN_PIPELINE.get(framework, known)
+    elif mesh.tp > 1:
+        known = STAGES_BESIDE_TENSOR.get(framework, known)
     if mesh.pp > 1 and problem.framework.keeps_gathered_in_pipeline:
         known = tuple(stage for stage in known if stage != 2)  # whole gradients are kept: it is ZeRO-1
     stages = allowed("zero", known, pins)
@@ -147,6 +166,8 @@ def _schedules(
         if pins.get("virtual_stages", v) != v:
             continue
         if v > 1 and not can_deal(problem, mesh.pp, v, name):
+            continue
+        if v == 1 and microbatches < mesh.pp and problem.framework.name in FULL_PIPELINES:
             continue
         if mesh.pp == 1 or not illegality(name, pp=mesh.pp, virtual_stages=v, microbatches=microbatches):
             yield name, v

@@ -171,7 +171,8 @@ def _trace_cut(loaded: Loaded, cuts: tuple[Cut, ...], *, training: bool, strict:
         raise TraceError(fault)
     if cuts:
         repeats += observed_repeats(traced.values, traced.nodes, known=repeats)
-    return replace(traced, repeats=repeats, seq_len=loaded.seq_len)
+    warnings = (*loaded.warnings, *traced.warnings)
+    return replace(traced, repeats=repeats, seq_len=loaded.seq_len, warnings=warnings)
 
 
 def _read_export(path: Path, options: TraceOptions, *, training: bool) -> _Traced:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import inspect
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from ..divisibility import whole_groups
 from ..errors import ModelError, did_you_mean
 from ..graph_cache import DEFAULT_SEQ_LEN, LONGEST_DEFAULT_SEQ_LEN, TraceOptions
 from .export import default_loss, describe, silence
@@ -39,6 +41,8 @@ POSITIONS_AFTER_PADDING = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camember
 """Kinds whose positions are counted from the padding token's id: they have so many fewer."""
 WITH_ONE_IMAGE = ("llava", "vipllava", "paligemma", "gemma3")
 """Kinds whose example may hold one image of the vision tower's own size, as pixels."""
+TENSOR_SIZES = (1, 2, 4, 8)
+"""Tensor-parallel sizes that a quantised model is asked about: those inside a node."""
 AUDIO_FRAMES = 3000
 """Mel frames of one example for speech models: 30 s at 10 ms a frame."""
 
@@ -69,7 +73,22 @@ def from_config(path: Path, options: TraceOptions) -> Loaded:
     except AttributeError as error:
         raise ModelError(f"{path.name}: {_write_a_file(model)} ({describe(error)})") from None
     name = path.parent.resolve().name if path.name == "config.json" else path.stem
-    return prepare(name, model, (), inputs, default_loss, dtype=options.dtype, seq_len=seq_len)
+    loaded = prepare(name, model, (), inputs, default_loss, dtype=options.dtype, seq_len=seq_len)
+    return replace(loaded, warnings=_split_groups(config))
+
+
+def _split_groups(config: Any) -> tuple[str, ...]:
+    """Which tensor-parallel sizes would cut groups of weights that share a quantisation scale."""
+    scheme = getattr(config, "quantization_config", None) or {}
+    group = scheme.get("group_size") or (scheme.get("weight_block_size") or [None])[0]
+    width = getattr(config.get_text_config(), "intermediate_size", None)
+    if not isinstance(group, int) or not isinstance(width, int) or group < 1:
+        return ()
+    whole = whole_groups(width, group, TENSOR_SIZES)
+    if whole == TENSOR_SIZES:
+        return ()
+    sizes = " or ".join(map(str, whole)) or "no size"
+    return (f"weights quantised in groups of {group}: of {width:,} columns, tp={sizes} leaves groups whole",)
 
 
 def _own_seq_len(config: Any) -> int:

@@ -43,6 +43,7 @@ class Loaded:
     kwargs: dict[str, Any]
     loss: LossFunction
     seq_len: int
+    warnings: tuple[str, ...] = ()
 
 
 @contextlib.contextmanager

@@ -8,7 +8,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from tpplan.planner.divisibility import check_tensor_size, padded, vocabulary_warnings
+from tpplan.planner.context import obstacle
+from tpplan.planner.divisibility import (
+    check_tensor_size,
+    framework_splits,
+    padded,
+    sequence_multiple,
+    vocabulary_warnings,
+    whole_groups,
+)
 from tpplan.planner.errors import OptionError
 from tpplan.planner.fold import build
 from tpplan.planner.graph import Graph
@@ -95,3 +103,72 @@ def test_a_vocabulary_that_does_not_divide_is_named_with_the_bytes_that_padding_
     assert f"for {1048 * 64 * 2:,} bytes more" in warning
     assert vocabulary_warnings(graph(8, 8, 1000), 8) == ()
     assert vocabulary_warnings(graph(8, 8, 1000), 1) == ()
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "framework", "sizes"),
+    [
+        (16, 2, "torch", (1, 2)),  # a view of local key/value heads fails on four ranks
+        (16, 2, "deepspeed", (1, 2)),
+        (16, 2, "megatron", (1, 2, 4, 8)),  # copies the two to all ranks
+        (12, 3, "megatron", (1,)),  # three groups: neither two nor four ranks share them evenly
+        (28, 4, "megatron", (1, 2, 4)),
+        (7, 1, "megatron", (1,)),
+    ],
+)
+def test_frameworks_split_heads_as_their_own_checks_allow(
+    heads: int, kv_heads: int, framework: str, sizes: tuple[int, ...]
+):
+    assert tensor_sizes(graph(heads, kv_heads), 8, framework) == sizes
+    for tp in {2, 4, 8} - set(sizes):
+        with pytest.raises(OptionError, match=f"tp={tp}: .*[= ]{sizes[-1]} would"):
+            check_tensor_size(graph(heads, kv_heads), tp, sizes, framework)
+
+
+class Mlp(nn.Module):
+    """Layers whose inner width is 100."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 100), nn.GELU(), nn.Linear(100, 64))
+            for _ in range(3)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x.mean()
+
+
+def test_megatron_splits_mlps_evenly():
+    with torch.device("meta"):
+        traced = trace_source(
+            Mlp(), seq_len=16, example_inputs=lambda batch, seq: (torch.zeros(batch, seq, 64),)
+        )
+    mlp = build(traced)
+    assert [tp for tp in (1, 2, 4, 8) if framework_splits(mlp, tp, "megatron")] == [1, 2, 4]
+    assert framework_splits(mlp, 8, "torch")
+
+
+@pytest.mark.parametrize(
+    ("cp", "tp", "halves", "multiple"),
+    [(1, 1, True, 1), (4, 1, True, 8), (4, 8, True, 32), (1, 8, True, 8), (4, 3, True, 24), (4, 1, False, 4)],
+)
+def test_sequences_are_a_multiple_of_what_splits_them(cp: int, tp: int, halves: bool, multiple: int):
+    assert sequence_multiple(cp=cp, tp=tp, halves=halves) == multiple
+
+
+def test_a_sequence_that_ranks_cannot_share_evenly_is_refused():
+    """16 tokens in 16 pieces, but not in an early and a late half for each of 16 ranks."""
+    assert obstacle(graph(8, 8), 8, "megatron") is None
+    assert obstacle(graph(8, 8), 16, "megatron") == "sequences of 16 tokens are no multiple of 32"
+    assert obstacle(graph(8, 8), 16, "tpplan") is None
+
+
+@pytest.mark.parametrize(
+    ("width", "group", "degrees"),
+    [(29568, 128, (1,)), (29568, 64, (1, 2)), (18944, 128, (1, 2, 4)), (14336, 128, (1, 2, 4, 8))],
+)
+def test_quantised_groups_stay_whole(width: int, group: int, degrees: tuple[int, ...]):
+    assert whole_groups(width, group, (1, 2, 4, 8)) == degrees

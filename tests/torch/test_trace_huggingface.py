@@ -146,6 +146,17 @@ def test_a_configuration_says_how_long_a_sequence_is(tmp_path: Path, case: str):
     assert trace(tmp_path, config, seq_len=16).seq_len == 16
 
 
+def test_quantised_groups_that_a_split_would_cut_are_named(tmp_path: Path):
+    config = LLAMA | {
+        "intermediate_size": 384,
+        "quantization_config": {"quant_method": "awq", "group_size": 64},
+    }
+    (warning,) = trace(tmp_path, config).warnings
+    assert warning == "weights quantised in groups of 64: of 384 columns, tp=1 or 2 leaves groups whole"
+    config["quantization_config"] = {"quant_method": "awq", "group_size": 16}
+    assert trace(tmp_path, config).warnings == ()
+
+
 def test_experts_are_grouped_products(tmp_path: Path):
     graph = trace(tmp_path, CONFIGS["mixtral"][0] | {"experts_implementation": "eager"})
     assert [node.target for node in graph.nodes].count("aten._grouped_mm.default") == 4
