@@ -218,10 +218,8 @@ def _recompute(plan: Plan) -> Iterator[str]:
             modes[mode] = modes.get(mode, 0) + number
     told = ", ".join(f"{mode} in {number} blocks" for mode, number in modes.items() if mode != "none")
     if told:
-        yield (
-            f"Activations that do not fit are computed again in backward: {told}. "
-            f"It costs {words.duration(spent)} a step."
-        )
+        cost = f"; it costs {words.duration(spent)} a step" if spent else ""
+        yield f"Activations that do not fit are computed again in backward: {told}{cost}."
     elif plan.recompute == "none":
         yield "None: all activations fit until backward needs them."
 

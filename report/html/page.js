@@ -70,7 +70,7 @@
   });
 
   document.querySelectorAll("button.window").forEach((button) => button.addEventListener("click", () => {
-    Plotly.relayout("plot-timeline", { "xaxis.range": figures.timeline.windows[button.dataset.window] });
+    Plotly.relayout("plot-timeline", { "xaxis.range": [...figures.timeline.windows[button.dataset.window]] });
   }));
   const stages = [...document.querySelectorAll("button.stage")];
   stages.forEach((button, index) => button.addEventListener("click", () => {

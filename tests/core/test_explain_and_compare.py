@@ -65,7 +65,7 @@ def test_an_axis_left_alone_names_the_rival_that_uses_it():
 
 
 def test_recomputation_is_counted_and_priced():
-    assert "selective in 64 blocks. It costs 610 ms a step." in told(gpt3_175b(), "Recomputation")
+    assert "selective in 64 blocks; it costs 610 ms a step." in told(gpt3_175b(), "Recomputation")
     assert told(llama3_8b(), "Recomputation").startswith("None")
 
 
