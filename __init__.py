@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from .planner.plan_file import save as save_plan
     from .planner.suggest import suggest
     from .planner.topology import Topology
+    from .runtime.resume import Checkpoints
     from .topologies.load import load as load_topology
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Checkpoints": ".runtime.resume:Checkpoints",
     "Infeasible": ".planner.plan:Infeasible",
     "Mesh": ".planner.mesh:Mesh",
     "Plan": ".planner.plan:Plan",

@@ -9,6 +9,7 @@
     |   +-- PlanError          a plan file that cannot be read or does not match
     +-- SolverError            a solver gave no usable answer
     +-- ProfileError           a measurement failed: a rank died, hung or answered wrongly
+    +-- RunError               training went wrong: a loss that is not finite, ranks that disagree
 
 "Does not fit" is an answer, not an exception: see `planner.plan.Infeasible`.
 """
@@ -53,6 +54,10 @@ class SolverError(TpplanError):
 
 class ProfileError(TpplanError):
     """A measurement failed; the message names the rank, its host and what it was doing."""
+
+
+class RunError(TpplanError):
+    """Training went wrong; the message names the step, the rank and the parameter."""
 
 
 def did_you_mean(value: str, choices: Iterable[str]) -> str:

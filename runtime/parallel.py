@@ -55,6 +55,8 @@ class Parallel:
         self.stages = tuple(stages)
         self.differences = tuple(differences)
         """In words: what runs otherwise than the plan priced it, with equal results."""
+        self.local_loss: Tensor | None = None
+        """Of this rank's samples in the last step; 0 where a later stage has it."""
         self._whole, self._pipeline, self._ties = whole, pipeline, tuple(ties)
 
     @property
@@ -75,6 +77,7 @@ class Parallel:
         """
         calls = microbatches(batch, self.plan, data_rank=self.data_rank, device=self.device)
         loss = self._run(calls) if self._pipeline is None else self._pipeline.step(calls, self.device)
+        self.local_loss = loss
         self.finish_gradients()
         return self._mean(loss)
 

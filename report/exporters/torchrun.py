@@ -13,7 +13,8 @@ TRAIN = '''\
 """%(headline)s.
 
 The model file is a user's: `build_model()`, `example_inputs(batch, seq)`, optionally `loss(outputs, inputs)`.
-The batches made here are examples: put your own in their place.
+The batches made here are examples: put your own in their place. Started again, it goes on from the last
+checkpoint in the folder CHECKPOINTS, which all nodes must see.
 """
 
 import os
@@ -24,6 +25,8 @@ import tpplan
 
 GLOBAL_BATCH, SEQ_LEN = %(batch)d, %(seq)d
 STEPS = int(os.environ.get("STEPS", "10"))
+CHECKPOINTS = os.environ.get("CHECKPOINTS", "checkpoints")
+CHECKPOINT_EVERY = int(os.environ.get("CHECKPOINT_EVERY", "100"))
 
 
 def main():
@@ -40,14 +43,17 @@ def main():
         loss_fn=model_file.get("loss"),
     )
     optimizer = %(optimizer)s
-    for step in range(STEPS):
+    checkpoints = tpplan.Checkpoints(parallel, optimizer, CHECKPOINTS, every=CHECKPOINT_EVERY)
+    for step in range(checkpoints.resume(), STEPS):
         torch.manual_seed(step)  # every rank makes the same global batch
         loss = parallel.train_step(example(GLOBAL_BATCH, SEQ_LEN))
         parallel.clip_grad_norm_(1.0)
         optimizer.step()
         optimizer.zero_grad()
+        checkpoints.after(step)
         if int(os.environ["RANK"]) == 0:
             print(f"step {step}: loss {float(loss):.4f}", flush=True)
+    checkpoints.close()
 
 
 if __name__ == "__main__":

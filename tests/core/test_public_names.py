@@ -13,6 +13,7 @@ import tpplan
 
 ROOT = Path(__file__).parents[2]
 PUBLIC = [
+    "Checkpoints",
     "Infeasible",
     "Mesh",
     "Plan",
