@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from .errors import ModelError
 from .estimate.compute import kernel_time
 from .estimate.op_work import backward_work, forward_work, saved_bytes
-from .graph import Graph, Op
+from .graph import Graph, Op, Operand
 from .topology import Device
 
 HOW_TO_ADD = "add one with @rule from tpplan.planner.rules"
@@ -68,7 +68,7 @@ def covered_flops(graph: Graph) -> float:
     counted = uncounted = 0.0
     for op, count in _ops(graph):
         if op.target in missing:
-            uncounted += count * sum(math.prod(dim.size for dim in op.dims) for _ in op.writes[:1])
+            uncounted += count * sum(_elements(op, write) for write in op.writes)
         else:
             counted += count * _flops(op)
     return counted / (counted + uncounted) if counted else float(not uncounted)
@@ -150,6 +150,10 @@ def _groups(graph: Graph, key: Callable[[Op], tuple[str, str]]) -> tuple[Group, 
 
 def _sizes(op: Op) -> dict[str, float]:
     return {dim.label: float(dim.size) for dim in op.dims}
+
+
+def _elements(op: Op, operand: Operand) -> int:
+    return math.prod(op.size(label) for axis in operand.axes for label in axis)
 
 
 def _flops(op: Op) -> float:
