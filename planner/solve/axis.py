@@ -21,7 +21,7 @@ from ..graph import Edge, Graph, Op
 from ..layout import Collective, Placement, Replicate
 from ..rules.choices import BATCH, SEQUENCE, Choice, choices, matrix_labels
 from .choice_graph import Assignment, ChoiceGraph, solve
-from .conversions import COLLECTIVES, Conversions, End, Matrix, Pairs, pairs, wanted
+from .conversions import COLLECTIVES, Conversions, End, Matrix, connect, pairs, wanted
 
 REPEATED = ("whole", "partial")
 """Choices under which every rank does all of an op's work."""
@@ -265,16 +265,10 @@ class AxisProblem:
         consumers: list[tuple[OpKey, int]],
         count: float,
     ) -> None:
-        """Tie a producer to its consumers; several share each reshard through a node of their own."""
+        """Tie a producer to its consumers."""
         found = self._known.between(sources, made, [(self.choices[key], read) for key, read in consumers])
         prices = count * self._prices(self._bytes(*consumers[0]))
-        if isinstance(found, Pairs):
-            self.problem.edge(node, self.nodes[consumers[0][0]], found.costs(prices))
-            return
-        shared = self.problem.node(found.counts @ prices)
-        self.problem.edge(node, shared, found.sources)
-        for (key, _), allowed in zip(consumers, found.wants, strict=True):
-            self.problem.edge(shared, self.nodes[key], allowed)
+        connect(self.problem, node, [self.nodes[key] for key, _ in consumers], found, prices)
 
     # ------------------------------------------------------------------ shared parameters
 

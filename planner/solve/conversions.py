@@ -18,6 +18,7 @@ import numpy as np
 
 from ..layout import Collective, Placement, conversion, gradient_needed
 from ..rules.choices import Choice
+from .choice_graph import ChoiceGraph
 
 Matrix = np.ndarray
 COLLECTIVES = (
@@ -90,6 +91,19 @@ class Conversions:
             found = pairs(sources, wants[0]) if len(wants) == 1 else sets(sources, wants)
             self._found[key] = (ends, found)
         return self._found[key][1]
+
+
+def connect(
+    graph: ChoiceGraph, producer: int, consumers: Sequence[int], found: Pairs | Sets, prices: Matrix
+) -> None:
+    """Tie a producer's node to its consumers'; several share each conversion through a node of their own."""
+    if isinstance(found, Pairs):
+        graph.edge(producer, consumers[0], found.costs(prices))
+        return
+    shared = graph.node(found.counts @ prices)
+    graph.edge(producer, shared, found.sources)
+    for consumer, allowed in zip(consumers, found.wants, strict=True):
+        graph.edge(shared, consumer, allowed)
 
 
 def wanted(end: End) -> list[Want]:

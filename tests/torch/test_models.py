@@ -30,16 +30,12 @@ from .models import FAMILIES, Family
 BATCH = 2
 QUICK_PLANS = ("Two towers", "DLRM", "MLP", "LSTM classifier", "BERT large", "OPT 6.7B")
 """Families whose whole planning is part of the quick tests; each of the others takes seconds."""
-TOO_SLOW = ("Mamba 2.8B", "Mamba-2 2.7B", "UNet (SD 1.5)", "T5 3B")
-"""Their graphs are far from series-parallel: the split ILP takes up to seconds and a search asks for tens."""
 
 
 def _cases(quick: tuple[str, ...] | None = None) -> Iterator[Any]:
     for name, family in FAMILIES.items():
         slow = family.package == "diffusers" or (quick is not None and name not in quick)
         marks = [pytest.mark.slow] if slow else []
-        if quick is not None and name in TOO_SLOW:
-            marks.append(pytest.mark.skip(reason="no plan within a minute: the split ILP is too large"))
         yield pytest.param(family, id=name, marks=marks)
 
 
