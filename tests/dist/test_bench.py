@@ -17,6 +17,7 @@ import yaml
 from pool import RankPool
 from tpplan.planner.errors import OptionError
 from tpplan.planner.plan import Plan
+from tpplan.planner.run_file import load_runs
 from tpplan.report.terminal import open_console
 from tpplan.report.terminal.measurement import (
     measurement_document,
@@ -108,6 +109,16 @@ def test_runs_are_added_to_a_file(tmp_path: Path):
         "model": "small.py", "plan": "plans/a.yaml", "step_s": 0.2, "memory_bytes": 10**6, "device": "cpu",
         "ranks": 2, "date": "2026-01-02",
     }  # fmt: skip
+
+
+def test_calibrate_reads_what_bench_writes(tmp_path: Path):
+    (tmp_path / "plan.yaml").write_text("")
+    (tmp_path / "small.py").write_text("")
+    path = tmp_path / "runs.yaml"
+    add_run(path, MEASURED, model="small.py:gpt", plan=tmp_path / "plan.yaml", today=date(2026, 1, 2))
+    (found,) = load_runs(path)
+    assert (found.step_s, found.memory_bytes, found.ranks, found.device) == (0.2, 10**6, 2, "cpu")
+    assert found.model == f"{tmp_path / 'small.py'}:gpt"
 
 
 def test_another_file_is_left_as_it_is(tmp_path: Path):
