@@ -39,14 +39,15 @@ class Pattern:
 
 
 def patterns(sizes: Sequence[int], *, quick: bool) -> tuple[Pattern, ...]:
-    """All kinds of groups, those that cross one level first; quick: each is spanned whole or not at all."""
+    """All kinds of groups, those of one level first, inner ones before; quick: spans are whole or none."""
     choices = [(1, size) if quick else divisors(size) for size in sizes]
     found = {members for members in product(*choices) if math.prod(members) > 1}
     return tuple(pattern(sizes, members) for members in sorted(found, key=_levels_crossed))
 
 
-def _levels_crossed(members: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-    return sum(count > 1 for count in members), members
+def _levels_crossed(members: tuple[int, ...]) -> tuple[int, int, tuple[int, ...]]:
+    crossed = [i for i, count in enumerate(members) if count > 1]
+    return len(crossed), crossed[-1], members
 
 
 def pairs(sizes: Sequence[int]) -> tuple[Pattern, ...]:
