@@ -16,7 +16,6 @@ from .solve.axis import AxisSolution, OpKey
 from .solve.intra_op import Splits
 from .solve.reshards import edge_label
 
-
 FLOATS = ("float", "bfloat")
 """How the names of dtypes begin that have gradients."""
 

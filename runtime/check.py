@@ -102,6 +102,8 @@ def differences(plan: Plan) -> tuple[str, ...]:
         found.append("ZeRO-2 in a pipeline: gradients are reduced once a step, as under ZeRO-1")
     if runs_layers_again(plan):
         found.append("layers recomputed whole: what their forward communicates runs again in backward")
+    if plan.mesh.cp > 1:
+        found.append("keys and values over cp: heads that the traced model repeats are exchanged once")
     if syncs_every_microbatch(plan):
         found.append(
             f"ZeRO-{plan.zero_stage}: gradients that are sums over tp are reduced with every microbatch"

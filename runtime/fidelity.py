@@ -138,7 +138,8 @@ def _rows(
             announced=(axis == "tp" and (label in off_border or label in instead))
             or (once and label == DATA)
             or (again and label not in (DATA, STAGES) and 0 < planned_count < count)
-            or (label == REPLICATED_LABEL and syncs_every_microbatch(plan)),
+            or (label == REPLICATED_LABEL and syncs_every_microbatch(plan))
+            or (label == KEYS_AND_VALUES and planned_count <= count and nbytes <= planned_bytes),
             agrees=_agree(label, (planned_count, planned_bytes), (count, nbytes))
             or _enters_once(plan, (planned_count, planned_bytes), (count, nbytes)),
         )

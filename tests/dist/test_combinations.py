@@ -1,0 +1,93 @@
+"""Combinations of every kind of model and split on real ranks: equal to one process, and as planned."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+
+import cases
+import pytest
+import torch
+import zoo
+from combinations import EVERY, QUICK, Combination
+from pool import RankPool
+from tpplan.planner.plan import Plan
+from tpplan.runtime.api import auto_parallelize
+from tpplan.runtime.executed import Executed, record
+from tpplan.runtime.fidelity import compare, counts_agree
+from tpplan.runtime.gather import whole
+
+TOLERANCE = 1e-5
+"""Relative, fp32."""
+VANISHING = 1e-3
+"""Of the model's largest gradient (or parameter): below it rounding is all there is, as in the bias of a key
+projection, which softmax cancels."""
+Ranks = Callable[[int], RankPool]
+Values = dict[str, torch.Tensor]
+
+
+def train(name: str, plan: Plan) -> tuple[list[float], Values, Values, list[Executed]]:
+    """On one rank: losses, first gradients, last parameters of three clipped steps; its collectives."""
+    parallel = auto_parallelize(zoo.built(name), zoo.inputs(name), plan=plan, loss_fn=zoo.MODELS[name].loss)
+    optimizer = cases.optimizer_of(parallel.parameters())
+    losses, first, found = [], {}, []
+    for step in range(cases.STEPS):
+        with record() as executed:
+            losses.append(parallel.train_step(zoo.inputs(name, seed=step)).item())
+        if not step:
+            first = {n: whole(p.grad).clone() for n, p in parallel.named_parameters() if p.grad is not None}
+        with record() as clipping:
+            parallel.clip_grad_norm_(cases.MAX_NORM)
+        optimizer.step()
+        optimizer.zero_grad()
+        found = executed + clipping
+    return losses, first, {n: whole(p.detach()) for n, p in parallel.named_parameters()}, found
+
+
+@functools.cache
+def trained(name: str) -> tuple[list[float], Values, Values]:
+    """The same on one process."""
+    model = zoo.built(name)
+    optimizer = cases.optimizer_of(model.parameters())
+    losses, first = [], {}
+    for step in range(cases.STEPS):
+        loss = zoo.loss_of(name, model, zoo.inputs(name, seed=step))
+        loss.backward()
+        if not step:
+            first = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+        torch.nn.utils.clip_grad_norm_(model.parameters(), cases.MAX_NORM)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, first, {n: p.detach() for n, p in model.named_parameters()}
+
+
+def check(combination: Combination, ranks: Ranks) -> None:
+    """Losses, all first gradients and all last parameters of every rank; every collective."""
+    plan = zoo.planned(combination.model, **combination.pins)
+    results = ranks(combination.ranks).run(train, combination.model, plan)
+    losses, gradients, parameters = trained(combination.model)
+    for found, first, last, _ in results:
+        assert found == pytest.approx(losses, rel=TOLERANCE)
+        for what, values, expected in (("gradient", first, gradients), ("value", last, parameters)):
+            for name in values.keys() & expected.keys():
+                size = max(expected[name].norm(), VANISHING * max(e.norm() for e in expected.values()))
+                error = (values[name] - expected[name]).norm() / size
+                assert error < TOLERANCE, f"{what} of {name}: relative error {error:.1e}"
+    assert set(gradients) <= set().union(*(first for _, first, _, _ in results))
+    rows = compare(plan, [executed for *_, executed in results])
+    if zoo.MODELS[combination.model].dtype != "fp32":  # planned in it, run in fp32
+        rows = tuple(replace(row, agrees=counts_agree(row)) for row in rows)
+    assert [row for row in rows if not row.agrees and not row.announced] == []
+
+
+@pytest.mark.parametrize("combination", QUICK, ids=str)
+def test_what_is_planned_runs_and_equals_one_process(combination: Combination, ranks: Ranks) -> None:
+    check(combination, ranks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("combination", [c for c in EVERY if c not in QUICK], ids=str)
+def test_every_combination(combination: Combination, ranks: Ranks) -> None:
+    check(combination, ranks)
