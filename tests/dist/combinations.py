@@ -1,8 +1,8 @@
 """Which combinations of model, mesh, ZeRO stage, schedule and recomputation are run.
 
-Out: `EVERY`, all that a plan may ask for on at most eight ranks; `COVERING`, a subset in which every
-pair of two choices that occurs together at all occurs at least once (a covering array of strength two,
-grown greedily, cheapest first); `QUICK`, the first of these.
+Out: `EVERY`, all that a plan may ask for on at most eight ranks; `QUICK`, the first of a covering array
+of strength two: grown greedily, cheapest first, until every pair of two choices that occurs together at
+all would occur.
 """
 
 from __future__ import annotations
@@ -118,22 +118,22 @@ def _features(c: Combination) -> tuple[str, ...]:
     return (c.model, *axes, zero, c.schedule, c.recompute)
 
 
-def covering(every: tuple[Combination, ...]) -> tuple[Combination, ...]:
-    """Greedy: the one that adds most new pairs per rank, until every pair occurs."""
+def covering(every: tuple[Combination, ...], most: int) -> tuple[Combination, ...]:
+    """Greedy: the one that adds most new pairs per rank, until every pair occurs or there are `most`."""
     number: dict[tuple[str, str], int] = {}
-    pairs = {
-        c: sum(1 << number.setdefault(p, len(number)) for p in itertools.combinations(_features(c), 2))
+    pairs = [
+        sum(1 << number.setdefault(p, len(number)) for p in itertools.combinations(_features(c), 2))
         for c in every
-    }
+    ]
+    ranks = [c.ranks for c in every]
     missing, chosen = (1 << len(number)) - 1, []
-    while missing:
-        best = max(every, key=lambda c: (pairs[c] & missing).bit_count() / c.ranks)
-        chosen.append(best)
+    while missing and len(chosen) < most:
+        best = max(range(len(every)), key=lambda i: (pairs[i] & missing).bit_count() / ranks[i])
+        chosen.append(every[best])
         missing &= ~pairs[best]
     return tuple(chosen)
 
 
 EVERY = tuple(_combinations())
-COVERING = covering(EVERY)
-QUICK = COVERING[:QUICK_COUNT]
-"""The first of them, which are the cheapest and cover the most: for every run of the suite."""
+QUICK = covering(EVERY, QUICK_COUNT)
+"""For every run of the suite."""
