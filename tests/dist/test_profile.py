@@ -37,8 +37,11 @@ def rank_main(rank: int, size: int, nodes: int, port: int, sabotage: Any, pipe: 
         "LOCAL_WORLD_SIZE": str(per_node), "GROUP_RANK": str(rank // per_node),
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
     }  # fmt: skip
-    watch.DEAD_S, watch.STUCK_S = 3.0, 2.0
     if sabotage:
+        watch.DEAD_S, watch.STUCK_S = (
+            3.0,
+            2.0,
+        )  # only where a rank shall be missed: a busy machine starves threads
         run.compute.kernels = lambda *args, **options: ()  # the failure comes later
         sabotage(rank)
     said: list[str] = []
