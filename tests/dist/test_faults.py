@@ -85,11 +85,11 @@ def wait_for_progress(folder: Path, steps: int, since: int) -> None:
     raise AssertionError("the run does not go on")
 
 
-def kill_one(folder: Path, ranks: int, dice: random.Random) -> None:
-    """A random rank, some steps into its life, at a random moment of a step."""
+def kill_one(folder: Path, ranks: int, dice: random.Random, *, most_steps: int) -> None:
+    """A random rank, up to so many steps into its life, at a random moment of a step."""
     log = folder / "steps"
     since = len(log.read_text().splitlines()) if log.exists() else 0
-    wait_for_progress(folder, dice.randint(1, 12), since)
+    wait_for_progress(folder, dice.randint(1, most_steps), since)
     time.sleep(dice.uniform(0, LATEST_S))
     os.kill(int((folder / "pids" / str(dice.randrange(ranks))).read_text()), signal.SIGKILL)
 
@@ -131,7 +131,7 @@ def killed_and_not(name: str, plan: Plan, folder: Path, *, steps: int, every: in
         for life in range(times + 1):
             ranks = start(size, run / f"store{life}", name, plan, run, steps, every)
             if life < times:
-                kill_one(run, size, dice)
+                kill_one(run, size, dice, most_steps=2 * every)
             else:
                 for process in ranks:
                     process.join(PATIENCE_S)
@@ -197,7 +197,7 @@ def test_kills_of_a_pipeline_under_torchrun(tmp_path: Path):
         run = run_under_torchrun(tmp_path / "plan.yaml", folder, steps, every)
         try:
             for _ in range(times):
-                kill_one(folder, 4, dice)
+                kill_one(folder, 4, dice, most_steps=2 * every)
             assert run.wait(PATIENCE_S) == 0
         finally:
             run.terminate()  # torchrun ends its ranks
