@@ -18,6 +18,7 @@ from tpplan.planner.errors import TopologyError
 from tpplan.planner.layout import Collective
 from tpplan.planner.topology import CollectiveCurve
 from tpplan.topologies.find import HERE
+from tpplan.topologies.mixed import load_cluster
 
 CLUSTERS = sorted(path.stem for path in (HERE / "clusters").glob("*.yaml"))
 DEVICES = sorted(path.stem for path in (HERE / "devices").glob("*.yaml"))
@@ -514,13 +515,15 @@ def test_loading_is_quick_once_imported() -> None:
 
 
 def test_the_documentation_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The example of docs/topologies.md loads, and its two mistakes are reported as it says."""
+    """The examples of docs/topologies.md load, and the mistakes of the first are reported as it says."""
     monkeypatch.chdir(tmp_path)
     page = (HERE.parent / "docs" / "topologies.md").read_text()
-    example, complaints = re.findall(r"```(?:yaml)?\n(.*?)```", page, re.DOTALL)
+    example, complaints, mixed = re.findall(r"```(?:yaml)?\n(.*?)```", page, re.DOTALL)
     lab = Path("lab.yaml")
     lab.write_text(example)
     assert topologies.load("lab.yaml:4").devices == 16
+    Path("mixed.yaml").write_text(mixed)
+    assert load_cluster("mixed.yaml").name == yaml.safe_load(mixed)["name"]
     mistakes = (("gb_per_s: 300 ", "gb_per_s: -300 "), ("device: a100-pcie-80gb", "device: a100-pcie"))
     for (right, wrong), complaint in zip(mistakes, complaints.splitlines(), strict=True):
         lab.write_text(example.replace(right, wrong, 1))
