@@ -60,7 +60,8 @@ FLAGS = {
     "export": {"--to", "--output", "-o", "--json", "--quiet", "-q"},
     "calibrate": {"--output", "-o", "--json", "--quiet", "-q"},
     "profile": {
-        "--output", "-o", "--quick", "--resume", "--no-resume", "--budget", "--model", "--seq-len", "--redact",
+        "--output", "-o", "--quick", "--resume", "--no-resume", "--budget", "--model",
+        "--seq-len", "--redact",
         "--json", "--quiet",
         "-q",
     },
