@@ -132,8 +132,10 @@ def check_tensor_size(graph: Graph, tp: int, allowed: tuple[int, ...], framework
     near = " or ".join(str(size) for size in sorted(allowed)[-2:])
     for block in graph.blocks.values():
         for op in block.ops:
-            kv, shared = head_sizes(op) if op.family == "attention" else ((), ())
-            if not (*kv, *shared) or any(size % tp == 0 for size in (*kv, *shared)):
+            if op.family != "attention":
+                continue
+            kv, shared = head_sizes(op)
+            if any(size % tp == 0 for size in (*kv, *shared)):
                 continue
             total = math.prod((*kv, *shared))
             groups = f" in {math.prod(kv)} key/value groups" if shared else ""

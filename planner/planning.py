@@ -228,7 +228,7 @@ def _splits(op: Any, degree: int) -> bool:
     """Whether one of the op's own dims divides: heads for attention, columns or rows of a product."""
     if op.family == "attention":
         heads = [size for sizes in head_sizes(op) for size in sizes]
-        return not heads or any(size % degree == 0 for size in heads)
+        return any(size % degree == 0 for size in heads)
     sides = (*op.gemm.n, *op.gemm.k)
     narrow = all(dim.size < degree for dim in op.dims if dim.label in op.gemm.n)
     return narrow or any(op.size(label) % degree == 0 for label in sides)

@@ -75,6 +75,7 @@ def graph(heads: int, kv_heads: int, vocabulary: int = 512) -> Graph:
         (28, 28, 8, (1, 2, 4)),
         (16, 2, 8, (1, 2, 4, 8)),  # more ranks than key/value heads: each is held by several
         (7, 1, 8, (1,)),
+        (1, 1, 8, (1,)),
     ],
 )
 def test_tensor_sizes_split_the_heads(heads: int, kv_heads: int, devices: int, sizes: tuple[int, ...]):

@@ -29,7 +29,8 @@ from tpplan.topologies import load
 
 from .framework_rules import Sizes, broken
 
-SEARCH_S = 1.0
+SEARCH_S = 0.5
+"""Longest search for one request: a plan cut short must be legal too."""
 EXPORTERS = {"megatron": "megatron", "torch": "torchtitan", "deepspeed": "deepspeed"}
 
 
@@ -135,7 +136,7 @@ def hold(request: dict) -> None:
         check(plan, nn.Module(), {parameter.fqn: parameter for parameter in plan.parameters})
 
 
-@pytest.mark.parametrize("virtual_stages", [2, 5])
+@pytest.mark.parametrize("virtual_stages", [pytest.param(2, marks=pytest.mark.slow), 5])
 def test_no_layer_is_lost_between_virtual_stages(virtual_stages: int):
     """80 layers over 16 ranks are five each: no two equal pieces, and yet every layer has its place."""
     sizes = Sizes(
@@ -160,7 +161,7 @@ COMMON: dict[str, Any] = {
 }
 
 
-@settings(max_examples=25, **COMMON)
+@settings(max_examples=20, **COMMON)
 @given(request=REQUESTS)
 def test_suggested_plans_are_legal(request: dict):
     hold(request)
