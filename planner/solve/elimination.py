@@ -142,18 +142,28 @@ class Elimination:
 
 def _least(node: int, tables: Mapping[Scope, Matrix], around: Scope) -> Matrix:
     """The least sum over the node's states, as a table over `around`."""
-    laid = sorted((_laid(node, scope, table, around) for scope, table in tables.items()), key=np.size)
-    shape = np.broadcast_shapes(*(table.shape for table in laid))
-    if math.prod(shape) <= MAX_AT_ONCE:
+    lengths = {
+        n: length for scope, table in tables.items() for n, length in zip(scope, table.shape, strict=True)
+    }
+    laid = sorted((_laid(node, scope, table, around) for scope, table in tables.items()), key=_numbers)
+    shape = tuple(lengths[n] for n in around)
+    if lengths[node] * math.prod(shape) <= MAX_AT_ONCE:
         return reduce(np.add, laid).min(axis=0)
-    least = np.full(shape[1:], np.inf)
-    for state in range(shape[0]):
+    least = np.full(shape, np.inf)
+    for state in range(lengths[node]):
         np.minimum(least, reduce(np.add, (table[state] for table in laid)), out=least)
     return least
 
 
+def _numbers(table: Matrix) -> int:
+    return table.size
+
+
 def _laid(node: int, scope: Scope, table: Matrix, around: Scope) -> Matrix:
     """The table with the node's axis first, then one per node of `around`; of length one if it lacks it."""
-    first = np.moveaxis(table, scope.index(node), 0)
+    axis = scope.index(node)
+    first = table.transpose(axis, *(i for i in range(len(scope)) if i != axis)) if axis else table
+    if len(scope) == len(around) + 1:
+        return first
     lengths = dict(zip((n for n in scope if n != node), first.shape[1:], strict=True))
     return first.reshape(first.shape[0], *(lengths.get(n, 1) for n in around))
