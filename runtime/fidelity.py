@@ -25,6 +25,8 @@ from .ties import LABEL as TIED_LABEL
 
 PADDING = 0.02
 """FSDP pads uneven shards: by how much its traffic may exceed the parameters' own bytes."""
+GRADIENT = " (gradient)"
+"""How labels end in backward, where a gradient may come in the layout that DTensor gave an operation."""
 GREETING_BYTES = 4
 """Pipelining's first step begins with a message of one number between neighbours."""
 STAGES = "activations between stages"
@@ -136,6 +138,7 @@ def _rows(
             planned_bytes=planned_bytes,
             executed_bytes=nbytes,
             announced=(axis == "tp" and (label in off_border or label in instead))
+            or (axis == "tp" and bool(off_border) and label.endswith(GRADIENT) and not planned_count)
             or (once and label == DATA)
             or (again and label not in (DATA, STAGES) and 0 < planned_count < count)
             or (label == REPLICATED_LABEL and syncs_every_microbatch(plan))
