@@ -46,9 +46,7 @@ def _bound(plan: Plan) -> str:
 
 
 def _solver(plan: Plan) -> str:
-    ended = (
-        "search complete" if plan.search.complete else "stopped early: a better plan may exist"
-    )
+    ended = "search complete" if plan.search.complete else "stopped early: a better plan may exist"
     return f"{plan.search.solver}; {ended}"
 
 
