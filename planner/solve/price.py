@@ -71,7 +71,8 @@ def price_ranks(
     distinct = {id(costed): costed for costed in ranks}.values()
     times = [time.origin for costed in distinct for time in costed.times.values()]
     origin = worst(*times, *(once.origin for once in onces))
-    communications = _communications(ranks, plan, onces)
+    held = [*plan.ranks, *(plan.ranks[0] for _ in replicas)]
+    communications = _communications((*ranks, *replicas), held, onces)
     prediction = _prediction(
         problem,
         cluster,
@@ -165,11 +166,11 @@ def _microbatch_parts(costed: Costed, modes: Modes) -> Parts:
 
 
 def _communications(
-    ranks: Sequence[Costed], plan: StagePlan, onces: Sequence[OncePerStep]
+    ranks: Sequence[Costed], held: Sequence[Modes], onces: Sequence[OncePerStep]
 ) -> tuple[Communication, ...]:
     """Every collective, with executions per step on the stage where it takes longest, largest total first."""
     most: dict[tuple, list[Communication]] = {}
-    for costed, modes, once in zip(ranks, plan.ranks, onces, strict=True):
+    for costed, modes, once in zip(ranks, held, onces, strict=True):
         here: dict[tuple, list[Communication]] = {}
         for c in _on_stage(costed, modes, once):
             here.setdefault((c.label, c.collective, c.axis), []).append(c)
