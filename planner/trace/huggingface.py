@@ -70,6 +70,8 @@ def from_config(path: Path, options: TraceOptions) -> Loaded:
     try:
         with torch.device("meta"):
             inputs = _inputs(model, options.batch, seq_len)
+            if options.mode == "serve" and not config.is_encoder_decoder:
+                inputs.pop("labels", None)
     except AttributeError as error:
         raise ModelError(f"{path.name}: {_write_a_file(model)} ({describe(error)})") from None
     name = path.parent.resolve().name if path.name == "config.json" else path.stem
@@ -174,12 +176,12 @@ def _use_causal_flag(model: Any) -> None:
 def listen_to_layers(module: nn.Module) -> None:
     """Let transformers hook its layers now: it does so once, on first use, when some may be cut away."""
     capturing = sys.modules.get("transformers.utils.output_capturing")
+    modeling = sys.modules.get("transformers.modeling_utils")  # without it, no model of theirs is here
     install = getattr(capturing, "maybe_install_capturing_hooks", None)
-    if install is None:
+    if install is None or modeling is None:
         return
-    base = sys.modules["transformers.modeling_utils"].PreTrainedModel
     for part in module.modules():
-        if isinstance(part, base):
+        if isinstance(part, modeling.PreTrainedModel):
             install(part)
 
 
