@@ -103,6 +103,10 @@ Compare = Annotated[
 Sensitivity = Annotated[
     bool, option("--sensitivity", None, "Also tell what would change the plan (a few more searches).")
 ]
+SplitPins = Annotated[
+    list[str] | None,
+    option("--pin", "NAME=Shard(DIM)@AXIS", "Fix how a module's or parameter's weights are split."),
+]
 Strict = Annotated[bool, option("--strict", None, "An op without a sharding rule is an error.")]
 Ops = Annotated[bool, option("--ops", None, "List the ops by kind and by module.")]
 NoCache = Annotated[bool, option("--no-cache", None, "Trace the model again and keep no graph.")]

@@ -33,6 +33,7 @@ from .options import (
     Sensitivity,
     SeqLen,
     Sets,
+    SplitPins,
     Strict,
     TimeLimit,
     Top,
@@ -72,6 +73,7 @@ def suggest(
     mode: Mode = None,
     objective: Objective = None,
     sets: Sets = None,
+    pin: SplitPins = None,
     framework: FrameworkName = None,
     dtype: Dtype = None,
     optimizer: OptimizerName = None,
@@ -89,7 +91,7 @@ def suggest(
     options = {
         "global_batch": global_batch, "seq_len": seq_len, "output_len": output_len,
         "mode": mode, "objective": objective,
-        "framework": framework, "dtype": dtype, "optimizer": optimizer,
+        "framework": framework, "dtype": dtype, "optimizer": optimizer, "splits": pin,
         "top": top, "time_limit_s": time_limit, "strict": strict or None, "cache": not no_cache,
         "sensitive": sensitivity or None,
     }  # fmt: skip
@@ -129,6 +131,7 @@ def estimate(
     mode: Mode = None,
     objective: Objective = None,
     sets: Sets = None,
+    pin: SplitPins = None,
     framework: FrameworkName = None,
     dtype: Dtype = None,
     optimizer: OptimizerName = None,
@@ -145,7 +148,7 @@ def estimate(
     options = {
         "global_batch": global_batch, "seq_len": seq_len, "output_len": output_len,
         "mode": mode, "objective": objective,
-        "framework": framework, "dtype": dtype, "optimizer": optimizer, "cache": not no_cache,
+        "framework": framework, "dtype": dtype, "optimizer": optimizer, "splits": pin, "cache": not no_cache,
     }  # fmt: skip
     check_output(output)
     check_page(report, "--report")

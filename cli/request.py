@@ -49,6 +49,7 @@ def make_request(
 ) -> Request:
     """Everything that can be checked without the model is checked here, before the model is loaded."""
     from ..planner.options import MODES, check_names, check_pins, check_sizes, common_dtype
+    from ..planner.split_pins import parse_split
     from ..planner.topology import Topology
 
     given = {key: value for key, value in options.items() if value is not None}
@@ -56,6 +57,8 @@ def make_request(
     check_names(**{key: given[key] for key in words if key in given})
     sizes = ("global_batch", "seq_len", "output_len", "top", "time_limit_s")
     check_sizes(**{key: given[key] for key in sizes if key in given})
+    for text in given.get("splits", ()):
+        parse_split(text)
     topology = load_topology(spec, nodes)
     if isinstance(topology, Topology):
         check_pins(

@@ -265,6 +265,8 @@ class Op:
     """Attention that writes its scores to memory."""
     traffic: float = 1.0
     """Memory traffic over one read of each input and one write of each output."""
+    pinned: tuple[tuple[str, str | None], ...] = ()
+    """(mesh axis, name of the dim it must be split along; None: whole), as the user decided."""
 
     def size(self, label: str) -> int:
         """Extent of one dim as traced."""

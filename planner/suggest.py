@@ -6,7 +6,7 @@ trace or load the graph -> named iteration spaces -> search meshes, asking the i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from .planning import has_dim
 from .rules.choices import SEQUENCE
 from .sensitivity import sensitivity
 from .serve import plan_serving
+from .split_pins import parse_split, pin_splits
 from .topology import Cluster, Topology
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def suggest(
     framework: str | None = None,
     mode: str = "train",
     objective: str = "throughput",
+    splits: Iterable[str] = (),
     pins: Mapping[str, int | str] | None = None,
     nodes: int | None = None,
     top: int = 5,
@@ -73,6 +75,7 @@ def suggest(
             its `seq` parameter, or a configuration's longest sequence, up to 8,192.
         output_len: when serving, tokens that a sequence makes after its prompt of `seq_len`; default 256.
         dtype: `bf16`, `fp16` or `fp32`; default the first that the device computes in.
+        splits: splits to keep: `lm_head=Shard(vocab)@tp`, `layers.*.mlp=Replicate@tp` (see `split_pins`).
         pins: choices to keep: mesh axes (`tp`, ...), `zero`, `micro_batch`, `recompute`, `schedule`.
         nodes: overrides the topology's number of nodes.
         top: how many runners-up to list.
@@ -113,6 +116,7 @@ def suggest(
     )
     if strict:
         check_covered(graph)
+    graph = pin_splits(graph, map(parse_split, splits))
     source = model if isinstance(model, str) else type(model).__name__
     job = job_from_options(
         mode=mode,

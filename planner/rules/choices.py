@@ -41,6 +41,20 @@ def choices(
     """All legal choices of `op` on an axis of `degree` ranks; `sizes` are extents before the split."""
     if degree == 1:
         return (_whole(op),)
+    found = _choices(op, axis=axis, degree=degree, sizes=sizes, tables=tables)
+    pinned = [dim for over, dim in op.pinned if over == axis]
+    return tuple(c for c in found if _keeps(op, c, pinned[0])) if pinned else found
+
+
+def _keeps(op: Op, choice: Choice, dim: str | None) -> bool:
+    """Whether a choice is what the user decided: split along that dim, or whole."""
+    names = {d.label: d.name for d in op.dims}
+    return (names[choice.label] if choice.label is not None else None) == dim
+
+
+def _choices(
+    op: Op, *, axis: str, degree: int, sizes: dict[str, float], tables: frozenset[str]
+) -> tuple[Choice, ...]:
     if axis == "tp":
         return _tensor_choices(op, degree, sizes)
     if axis == "ep":
@@ -87,7 +101,12 @@ def _named_or_whole(op: Op, name: str, degree: int, sizes: dict[str, float]) -> 
 def divides(op: Op, label: str, degree: int, sizes: dict[str, float]) -> bool:
     """Whether a dim may be cut into `degree` equal parts."""
     size = sizes[label]
-    return label not in op.blocked and size >= degree and size % degree == 0 and _has_effect(op, label)
+    return size >= degree and size % degree == 0 and can_split(op, label)
+
+
+def can_split(op: Op, label: str) -> bool:
+    """Whether the op's rule lets a dim be cut at all."""
+    return label not in op.blocked and _has_effect(op, label)
 
 
 def _has_effect(op: Op, label: str) -> bool:

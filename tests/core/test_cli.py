@@ -36,7 +36,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 FLAGS = {
     "suggest": {
         "--topology", "-t", "--nodes", "--global-batch", "--seq-len", "--output-len", "--mode", "--objective",
-        "--set",
+        "--set", "--pin",
         "--framework", "--dtype", "--optimizer", "--top", "--time-limit", "--strict", "--no-cache",
         "--output", "-o", "--report", "--sensitivity", "--json", "--quiet", "-q",
     },
@@ -45,7 +45,7 @@ FLAGS = {
         "--topology", "-t", "--plan", "--from-args", "--nodes", "--global-batch", "--seq-len",
         "--output-len", "--mode",
         "--objective",
-        "--set", "--framework", "--dtype", "--optimizer", "--compare", "--no-compare", "--no-cache",
+        "--set", "--pin", "--framework", "--dtype", "--optimizer", "--compare", "--no-compare", "--no-cache",
         "--output", "-o", "--report", "--json", "--quiet", "-q",
     },
     "trace": {"--seq-len", "--dtype", "--ops", "--strict", "--no-cache", "--json", "--quiet", "-q"},
