@@ -135,12 +135,11 @@ TPPLAN = Framework(
     gathers_in_own_pool=True,
     reduces_in_own_pool=True,
     receive_buffers=2.0,
-    keeps_outputs=True,
     converts_parameters=False,
     sums_tied_shards=True,
     source=(
-        "as `torch`, on which this runtime stands: FSDP2's root and pools, the pipeline's buffers; nothing "
-        "measured of its own yet. "
+        "as `torch`, on which this runtime stands: FSDP2's root and pools, the pipeline's receive "
+        "buffers (no outputs: the loss lies in the last stage); nothing measured of its own yet. "
         "keeps_gathered_in_pipeline: runtime/data.py. "
         "recompute_stops_early, runs_selective_once: torch.utils.checkpoint without reentrance. "
         "converts_parameters: a parameter has one layout, and is read in it. "
