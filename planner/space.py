@@ -130,6 +130,8 @@ _PRIORITY = {
     "vocab": 7,
 }  # fmt: skip
 """How much a rule's word counts against another's for the same dim; 6 for words not listed."""
+MOST_PIECES = 4
+"""Matrices that one product makes at once: gate and up, queries, keys and values, an LSTM's gates."""
 _FACTOR_PRIORITY = {"head_dim": 3}
 """The same where a label turned out to be a product: half a head is still `head_dim`."""
 
@@ -271,6 +273,7 @@ def names_of(space: Space) -> dict[int, str]:
             if leaf not in strongest or rank[:2] > strongest[leaf][:2]:
                 strongest[leaf] = rank
     _name_projections(space, strongest)
+    _name_head(space, strongest)
     return _numbered(space, {leaf: name for leaf, (_, _, name) in strongest.items()})
 
 
@@ -280,10 +283,21 @@ def _name_projections(space: Space, strongest: dict[int, tuple[int, int, str]]) 
         if described.spec.gemm is None:
             continue
         for label in (*described.spec.gemm[1], *described.spec.gemm[2]):
-            leaves = [a for a in space.atoms.leaves(described.labels[label]) if strongest[a][0] == 0]
+            whole = space.atoms.leaves(described.labels[label])
+            leaves = [a for a in whole if strongest[a][0] == 0]
             if len(leaves) >= 2:
                 for leaf, name in zip(leaves[-2:], ("heads", "head_dim"), strict=True):
                     strongest[leaf] = (1, 0, name)
+            elif leaves and len(whole) > 1 and space.atoms.size(leaves[0]) <= MOST_PIECES:
+                strongest[leaves[0]] = (1, 0, "pieces")
+
+
+def _name_head(space: Space, strongest: dict[int, tuple[int, int, str]]) -> None:
+    """A product's columns that are as many as the vocabulary, where no loss says what they are."""
+    sizes = {space.atoms.size(leaf) for leaf, (_, _, name) in strongest.items() if name == "vocab"}
+    for leaf, (_, _, name) in list(strongest.items()):
+        if name == "ffn" and space.atoms.size(leaf) in sizes:
+            strongest[leaf] = (1, 0, "vocab")
 
 
 def _numbered(space: Space, names: dict[int, str]) -> dict[int, str]:
