@@ -78,14 +78,15 @@ def least_total(
     rank, following = 0, {}
     for at, first, stop in sorted(arcs):
         if at != rank:
-            rank, reached, following = at, following, {}
+            reached, following = following if at == rank + 1 else {}, {}
+            rank = at
         seconds = arcs[at, first, stop]
         if first not in reached or seconds > limit_s:
             continue
         total, cuts = reached[first]
         if stop not in following or total + seconds < following[stop][0]:
             following[stop] = (total + seconds, (*cuts, stop))
-    end = following.get(len(problem.chain))
+    end = following.get(len(problem.chain)) if rank == problem.stages - 1 else None
     return (end[0] + problem.stages * problem.stage_s, end[1]) if end else None
 
 

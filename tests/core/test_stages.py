@@ -12,7 +12,7 @@ from tpplan.planner.cost import Recompute
 from tpplan.planner.solve.brackets import bound_s, bracket, least_capacity_bytes
 from tpplan.planner.solve.intervals import BlockClass, StageProblem, rank_bytes, rank_seconds
 from tpplan.planner.solve.solver import Status
-from tpplan.planner.solve.stages import shortest, solve_stages
+from tpplan.planner.solve.stages import least_total, shortest, solve_stages
 
 NONE, SELECTIVE, FULL = Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL
 
@@ -159,3 +159,12 @@ def test_what_costs_no_time_is_not_recomputed_without_need() -> None:
             microbatches=1, in_flight=(1.0,), capacity_bytes=capacity,
         )  # fmt: skip
         assert shortest(problem).ranks == ((("layer", 4, mode),),)
+
+
+def test_a_path_has_an_arc_of_every_rank() -> None:
+    problem = next(p for p in map(random_problem, range(200)) if p.stages == 3)
+    end = len(problem.chain)
+    assert least_total(problem, {(0, 0, 2): 1.0, (2, 2, end): 1.0}, math.inf) is None
+    assert least_total(problem, {(0, 0, 2): 1.0, (1, 2, end): 1.0}, math.inf) is None
+    whole = least_total(problem, {(0, 0, 2): 1.0, (1, 2, 3): 1.0, (2, 3, end): 1.0}, math.inf)
+    assert whole is not None and whole[1] == (0, 2, 3, end)
