@@ -10,7 +10,7 @@ an ordinary `state_dict()` of the model on one process reads the same checkpoint
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,21 +34,35 @@ def portable_state(parallel: Parallel, optimizer: torch.optim.Optimizer | None =
 
     To load an optimizer that has not stepped yet, give it its state first (`resume.Checkpoints` does).
     """
-    found: dict[str, Tensor] = {}
+    return {name: portable(tensor) for name, tensor in _tensors(parallel, optimizer)}
+
+
+def portable_copy(parallel: Parallel, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The same on the CPU, so that training may go on while it is saved."""
+    return {name: _copied(tensor) for name, tensor in _tensors(parallel, optimizer)}
+
+
+def _tensors(parallel: Parallel, optimizer: torch.optim.Optimizer | None) -> Iterator[tuple[str, Tensor]]:
+    """What is saved, as it lies in the model and the optimizer."""
     for name, parameter in parallel.named_parameters():
-        found[f"model.{name}"] = portable(parameter.detach())
+        yield f"model.{name}", parameter.detach()
         state = optimizer.state.get(parameter, {}) if optimizer is not None else {}
         for key, value in state.items():
             if isinstance(value, Tensor):
-                found[f"optimizer.{name}.{key}"] = portable(value)
+                yield f"optimizer.{name}.{key}", value
     for stage in parallel.stages:
-        found |= {f"model.{name}": buffer for name, buffer in stage.named_buffers()}
-    return found
+        yield from ((f"model.{name}", buffer) for name, buffer in stage.named_buffers())
 
 
 def portable(tensor: Tensor) -> Tensor:
     """A sharded tensor as its boxes; an ordinary one as it is."""
-    return Boxes(tensor) if isinstance(tensor, DTensor) else tensor
+    return Boxes(tensor, tensor.to_local()) if isinstance(tensor, DTensor) else tensor
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    copy = local.detach().to("cpu", copy=True)
+    return Boxes(tensor, copy) if isinstance(tensor, DTensor) else copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +82,12 @@ class Boxes(Tensor):
     """By their first corner in the whole tensor."""
 
     @staticmethod
-    def __new__(cls, tensor: DTensor) -> Boxes:
-        """`tensor` is written and filled in place."""
+    def __new__(cls, tensor: DTensor, local: Tensor) -> Boxes:
+        """`local`, this rank's part of `tensor` or a copy of it, is written and filled in place."""
         boxes = Tensor._make_wrapper_subclass(  # pyright: ignore[reportAttributeAccessIssue]
-            cls, tensor.shape, dtype=tensor.dtype, device=tensor.device
+            cls, tensor.shape, dtype=tensor.dtype, device=local.device
         )
-        boxes.local = tensor.to_local()
+        boxes.local = local
         runs = [_runs(_held(tensor, dim)) for dim in range(tensor.ndim)]
         boxes.boxes = {tuple(run.first for run in box): box for box in itertools.product(*runs)}
         return boxes

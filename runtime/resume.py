@@ -20,11 +20,10 @@ A rank that dies loses at most `every` steps, and those that ran while a checkpo
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
@@ -35,13 +34,10 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.placement_types import _StridedShard
 
 from ..planner.errors import OptionError, PlanError
-from .layouts import shard_dim
 from .parallel import Parallel
+from .portable import portable_copy, portable_state
 
 FACTS = "run.json"
 """File of what is no tensor: the next step, the optimizer's options, other state."""
@@ -91,7 +87,7 @@ class Checkpoints:
     def resume(self) -> int:
         """Load the last complete checkpoint, if there is one; the step to go on with. Collective.
 
-        Raises `PlanError` when it is another model's, or another plan's in a way that cannot be read.
+        Raises `PlanError` when it is another model's; another plan's is read like one's own.
         """
         found: list[int] = [0]
         if dist.get_rank() == 0:
@@ -115,7 +111,7 @@ class Checkpoints:
     def save(self, step: int) -> None:
         """Begin a checkpoint from which step number `step` is the next. Collective."""
         self.wait()
-        state = {name: _copied(tensor) for name, tensor in _tensors(self._parallel, self._optimizer)}
+        state = portable_copy(self._parallel, self._optimizer)
         state |= _random_numbers(self._parallel.device)
         facts = {
             "step": step,
@@ -162,9 +158,9 @@ class Checkpoints:
         saved = reader.read_metadata().state_dict_metadata
         facts = json.loads((path / FACTS).read_text(encoding="utf-8"))
         _make_state(self._parallel, self._optimizer, saved)
-        state = dict(_tensors(self._parallel, self._optimizer))
+        state = portable_state(self._parallel, self._optimizer)
         if missing := sorted(set(state) - set(saved)):
-            raise PlanError(f"{path} has no {missing[0]}: it is of another model, or of another plan")
+            raise PlanError(f"{path} has no {missing[0]}: it is of another model")
         random = _random_numbers(self._parallel.device) if facts["ranks"] == dist.get_world_size() else {}
         dcp.load(state | random, storage_reader=reader, process_group=self._group)
         _set_random_numbers(random, self._parallel.device)
@@ -174,55 +170,7 @@ class Checkpoints:
             thing.load_state_dict(facts["also"][name])
 
 
-# --------------------------------------------------------------------------- names and tensors
-
-
-def _tensors(parallel: Parallel, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
-    """What a checkpoint holds, as it lies in the model and the optimizer: loading writes into these."""
-    for name, parameter in parallel.named_parameters():
-        yield _entry(f"model.{name}", parameter.detach())
-        for key, value in optimizer.state.get(parameter, {}).items():
-            if isinstance(value, Tensor):
-                yield _entry(f"optimizer.{name}.{key}", value)
-    for stage in parallel.stages:
-        for name, buffer in stage.named_buffers():
-            yield f"model.{name}", buffer
-
-
-def _entry(name: str, tensor: Tensor) -> tuple[str, Tensor]:
-    """A part of a fused axis, which torch cannot place in the whole, is kept as this rank's own tensor."""
-    if isinstance(tensor, DTensor) and _is_fused(tensor):
-        return f"{name}@{dist.get_rank()}", tensor.to_local()
-    return name, tensor
-
-
-def _is_fused(tensor: DTensor) -> bool:
-    """Whether a cut in pieces is another than FSDP's of what later mesh axes cut, which torch understands."""
-    placements, sizes = tensor.placements, tensor.device_mesh.shape
-    return any(
-        isinstance(placed, _StridedShard)
-        and placed.split_factor
-        != math.prod(
-            size
-            for size, later in zip(sizes[i + 1 :], placements[i + 1 :], strict=True)
-            if shard_dim(later) == placed.dim
-        )
-        for i, placed in enumerate(placements)
-    )
-
-
-def _copied(tensor: Tensor) -> Tensor:
-    """On the CPU, so that training may go on meanwhile."""
-    if not isinstance(tensor, DTensor):
-        return tensor.detach().to("cpu", copy=True)
-    return DTensor.from_local(
-        tensor.to_local().detach().to("cpu", copy=True),
-        DeviceMesh("cpu", tensor.device_mesh.mesh, _init_backend=False, _rank=dist.get_rank()),
-        tensor.placements,
-        run_check=False,
-        shape=tensor.shape,
-        stride=tensor.stride(),
-    )
+# --------------------------------------------------------------------------- what else is saved
 
 
 def _random_numbers(device: torch.device) -> dict[str, Tensor]:
@@ -254,7 +202,7 @@ def _make_state(parallel: Parallel, optimizer: torch.optim.Optimizer, saved: Map
     for entry, facts in saved.items():
         if entry.startswith("optimizer.") and isinstance(facts, TensorStorageMetadata):
             name, _, key = entry.removeprefix("optimizer.").rpartition(".")
-            keys.setdefault(name, {})[key.partition("@")[0]] = facts
+            keys.setdefault(name, {})[key] = facts
     for name, parameter in parallel.named_parameters():
         for key, facts in keys.get(name, {}).items():
             like = torch.zeros(facts.size) if facts.size.numel() == 1 else parameter

@@ -18,6 +18,7 @@ from tpplan.runtime.api import auto_parallelize
 from tpplan.runtime.gather import whole
 from tpplan.runtime.parallel import Parallel
 from tpplan.runtime.portable import portable_state
+from tpplan.runtime.resume import Checkpoints
 
 Ranks = Callable[[int], RankPool]
 Values = dict[str, torch.Tensor]
@@ -83,10 +84,15 @@ def alone(name: str, steps: int) -> tuple[list[float], torch.nn.Module]:
     return losses, model
 
 
+def plans(name: str) -> tuple[Plan, Plan]:
+    """Eight ranks in two ways."""
+    first = zoo.planned(name, pp=2, dp=2, tp=2, zero=3, schedule="1f1b")
+    return first, zoo.planned(name, dp=4, tp=2, zero=1)
+
+
 def check(name: str, steps: int, more: int, ranks: Ranks, folder: str) -> None:
     """Under 2x2x2, then under 1x4x2, and read by one process."""
-    first = zoo.planned(name, pp=2, dp=2, tp=2, zero=3, schedule="1f1b")
-    second = zoo.planned(name, dp=4, tp=2, zero=1)
+    first, second = plans(name)
     saved = ranks(8).run(save, name, first, folder, steps)
     resumed = ranks(8).run(load, name, second, folder, range(steps, steps + more))
     expected, model = alone(name, steps + more)
@@ -115,3 +121,30 @@ def test_another_plan_and_one_process_read_it(ranks: Ranks, tmp_path: Path) -> N
 @pytest.mark.parametrize("name", ["llama-hf", "gpt2-hf"])
 def test_fifty_steps_of_hugging_face_models(name: str, ranks: Ranks, tmp_path: Path) -> None:
     check(name, 50, 5, ranks, str(tmp_path / "checkpoint"))
+
+
+def begin(name: str, plan: Plan, folder: str, steps: int) -> Values:
+    parallel, optimizer = made(name, plan)
+    stepped(parallel, optimizer, name, range(steps))
+    checkpoints = Checkpoints(parallel, optimizer, folder, every=steps)
+    checkpoints.after(steps - 1)
+    checkpoints.close()
+    return contents(parallel, optimizer)
+
+
+def go_on(name: str, plan: Plan, folder: str) -> tuple[int, Values]:
+    parallel, optimizer = made(name, plan)
+    checkpoints = Checkpoints(parallel, optimizer, folder, every=1)
+    step = checkpoints.resume()
+    checkpoints.close()
+    return step, contents(parallel, optimizer)
+
+
+def test_a_run_goes_on_under_another_plan(ranks: Ranks, tmp_path: Path) -> None:
+    first, second = plans("gpt")
+    everything: Values = {}
+    for found in ranks(8).run(begin, "gpt", first, str(tmp_path), 2):
+        everything |= found
+    for step, found in ranks(8).run(go_on, "gpt", second, str(tmp_path)):
+        assert step == 2
+        assert [key for key, value in found.items() if not torch.equal(value, everything[key])] == []
