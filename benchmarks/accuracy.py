@@ -29,7 +29,7 @@ from tpplan.planner.estimate.calibration import FILE
 from .calibrate import HIGH, LOW, Priced, data_file, left_out
 from .predict import memory_like, predict
 from .rows import load_documents, read_row, source_of
-from .scores import Scores, relative, scores
+from .scores import Scores, percent, relative, scores
 
 KIND = "train"
 WIDTH = 120
@@ -137,7 +137,7 @@ def show(results: Sequence[Result], console: Console) -> None:
         if r.error is not None:
             rows.add_row(r.id, r.tier, "-", "-", r.error)
             continue
-        rows.add_row(r.id, r.tier, _number(r.predicted_s), _number(r.measured_s), _percent(r.relative_error))
+        rows.add_row(r.id, r.tier, _number(r.predicted_s), _number(r.measured_s), percent(r.relative_error))
     console.print(rows)
     totals = Table(title="By source", box=None)
     for heading in HEADINGS:
@@ -170,17 +170,13 @@ def summary_lines(results: Sequence[Result]) -> list[tuple[str, ...]]:
         values = (s.mape, s.median, s.p90, s.largest, s.bias)
         tau = "-" if s.kendall_tau is None else f"{s.kendall_tau:.2f}"
         others = (mape(members, "left_out_s"), mape(members, "uncalibrated_s"))
-        cells = (*map(_percent, values), tau, *map(_percent, others))
+        cells = (*map(percent, values), tau, *map(percent, others))
         lines.append((name, str(s.rows), str(s.failed), *cells))
     return lines
 
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f}"
 
 
 def document_of(results: Sequence[Result]) -> dict[str, Any]:

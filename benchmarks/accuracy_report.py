@@ -14,7 +14,7 @@ from xml.sax.saxutils import escape
 from tpplan.planner.estimate.calibration import calibrations
 
 from .accuracy import HEADINGS, Result, coverage, mape, summary_lines
-from .scores import kendall_tau, regret, scores
+from .scores import kendall_tau, percent, regret, scores
 
 WORST = 15
 """Rows listed with their largest errors."""
@@ -170,14 +170,14 @@ def _same_rows(results: Sequence[Result]) -> list[tuple[str, ...]]:
     for source, (words, *others) in PEERS.items():
         rows = [r for r in results if r.source == source and "_z3_" not in r.id]
         ours = (mape(rows, "predicted_s"), mape(rows, "uncalibrated_s"))
-        lines.append((words, str(len(rows)), *map(_percent, ours), *(f"{other:.1f}" for other in others)))
+        lines.append((words, str(len(rows)), *map(percent, ours), *(f"{other:.1f}" for other in others)))
     return lines
 
 
 def _coverage(results: Sequence[Result]) -> list[tuple[str, ...]]:
     sources = dict.fromkeys(r.source for r in results)
     groups = {"all": results} | {name: [r for r in results if r.source == name] for name in sources}
-    return [(name, str(len(rows)), _percent(coverage(rows))) for name, rows in groups.items()]
+    return [(name, str(len(rows)), percent(coverage(rows))) for name, rows in groups.items()]
 
 
 def _groups(results: Sequence[Result]) -> list[tuple[str, ...]]:
@@ -188,7 +188,7 @@ def _groups(results: Sequence[Result]) -> list[tuple[str, ...]]:
         "mixtures of experts": [r for r in results if _is_sparse(r.id)],
         "context parallel": [r for r in results if "_cp" in r.id and "_cp1_" not in r.id],
     }
-    return [(name, str(len(rows)), _percent(mape(rows, "predicted_s"))) for name, rows in groups.items()]
+    return [(name, str(len(rows)), percent(mape(rows, "predicted_s"))) for name, rows in groups.items()]
 
 
 def _is_sparse(name: str) -> bool:
@@ -197,16 +197,14 @@ def _is_sparse(name: str) -> bool:
 
 def _scales() -> list[tuple[str, ...]]:
     return [
-        (c.framework, c.device, f"{c.scale:.3f} x", str(len(c.rows)), _percent(c.error))
+        (c.framework, c.device, f"{c.scale:.3f} x", str(len(c.rows)), percent(c.error))
         for c in calibrations()
     ]
 
 
 def _worst(results: Sequence[Result]) -> list[tuple[str, ...]]:
     ordered = sorted(results, key=lambda r: -abs(r.relative_error or 0.0))[:WORST]
-    return [
-        (r.id, f"{r.predicted_s:.3g}", f"{r.measured_s:.3g}", _percent(r.relative_error)) for r in ordered
-    ]
+    return [(r.id, f"{r.predicted_s:.3g}", f"{r.measured_s:.3g}", percent(r.relative_error)) for r in ordered]
 
 
 def _memory(results: Sequence[Result]) -> list[tuple[str, ...]]:
@@ -215,7 +213,7 @@ def _memory(results: Sequence[Result]) -> list[tuple[str, ...]]:
         pairs = [(r.predicted_memory_bytes, r.measured_memory_bytes) for r in results if r.source == source]
         s = scores(pairs)
         count = sum(m is not None for _, m in pairs)
-        lines.append((source, str(count), _percent(s.mape), _percent(s.bias), _percent(s.largest)))
+        lines.append((source, str(count), percent(s.mape), percent(s.bias), percent(s.largest)))
     return lines
 
 
@@ -235,12 +233,8 @@ def _ranking(results: Sequence[Result]) -> list[tuple[str, ...]]:
         if len(pairs) > MENU:
             tau = f"{kendall_tau(pairs):.2f}"
             regrets = (regret(pairs, menu=MENU, menus=MENUS, top=top) for top in (1, 3))
-            lines.append((title, str(len(pairs)), tau, *map(_percent, regrets)))
+            lines.append((title, str(len(pairs)), tau, *map(percent, regrets)))
     return lines
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f}"
 
 
 def _table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

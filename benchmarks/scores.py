@@ -54,6 +54,11 @@ def scores(pairs: Sequence[Pair]) -> Scores:
     )
 
 
+def percent(share: float | None) -> str:
+    """A share in percent, or that there is none."""
+    return "-" if share is None else f"{100 * share:.1f}"
+
+
 def quantile(ordered: Sequence[float], share: float) -> float:
     """The smallest value that at least `share` of the values do not exceed."""
     return ordered[max(0, ceil(share * len(ordered)) - 1)]

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from .divisibility import sequence_multiple
 from .errors import OptionError
+from .estimate.frameworks import OWN_FRAMEWORK
 from .graph import Graph, Op
 from .rules.choices import BATCH, SEQUENCE, divides
 
-FRAMEWORKS = ("tpplan", "megatron", "torch")
+FRAMEWORKS = (OWN_FRAMEWORK, "megatron", "torch")
 """Frameworks with context parallelism by gathering keys and values, which is what is priced."""
-OWN_FRAMEWORK = "tpplan"
 LEAST_TOKENS = 8192
 """Tokens of a sequence per rank below which no size is tried on its own accord: Llama 3 kept so many, cp=16
 at 131,072 (arXiv:2407.21783, table 4). A pinned size may leave fewer."""

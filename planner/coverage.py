@@ -70,7 +70,7 @@ def covered_flops(graph: Graph) -> float:
         if op.target in missing:
             uncounted += count * sum(_elements(op, write) for write in op.writes)
         else:
-            counted += count * _flops(op)
+            counted += count * op.forward_flops
     return counted / (counted + uncounted) if counted else float(not uncounted)
 
 
@@ -139,7 +139,7 @@ def _groups(graph: Graph, key: Callable[[Op], tuple[str, str]]) -> tuple[Group, 
             key=name,
             kind=kind,
             count=sum(count for _, count in ops),
-            flops=sum(count * _flops(op) for op, count in ops) / graph.batch,
+            flops=sum(count * op.forward_flops for op, count in ops) / graph.batch,
             saved_bytes=sum(count * sum(saved_bytes(op, _sizes(op))) for op, count in ops) / graph.batch,
             source=next((op.source for op, _ in ops if op.source), ""),
         )
@@ -154,10 +154,6 @@ def _sizes(op: Op) -> dict[str, float]:
 
 def _elements(op: Op, operand: Operand) -> int:
     return math.prod(op.size(label) for axis in operand.axes for label in axis)
-
-
-def _flops(op: Op) -> float:
-    return sum(factor * math.prod(op.size(label) for label in labels) for factor, labels in op.flops)
 
 
 def _seconds(op: Op, device: Device) -> float:

@@ -8,9 +8,8 @@ activation that is handed on.
 from __future__ import annotations
 
 from .errors import OptionError
+from .estimate.frameworks import OWN_FRAMEWORK
 from .graph import Graph
-
-OWN_FRAMEWORK = "tpplan"
 
 
 def uncuttable(graph: Graph, framework: str) -> str | None:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Iterator
 
 from .errors import OptionError
+from .estimate.frameworks import OWN_FRAMEWORK
 from .graph import DTYPE_BYTES, Graph, Op
 
 PADDING_UNIT = 128
@@ -127,7 +128,9 @@ def whole_groups(width: int, group: int, degrees: Iterable[int]) -> tuple[int, .
     return tuple(degree for degree in degrees if width % degree == 0 and width // degree % group == 0)
 
 
-def check_tensor_size(graph: Graph, tp: int, allowed: tuple[int, ...], framework: str = "tpplan") -> None:
+def check_tensor_size(
+    graph: Graph, tp: int, allowed: tuple[int, ...], framework: str = OWN_FRAMEWORK
+) -> None:
     """Raise `OptionError` for a pinned size that the heads or the framework refuse; it names the nearest."""
     near = " or ".join(str(size) for size in sorted(allowed)[-2:])
     for block in graph.blocks.values():

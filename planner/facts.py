@@ -6,10 +6,18 @@ parameter fits no device.
 
 from __future__ import annotations
 
-import math
+from typing import Any
 
 from ..topologies import topology_hash
-from .describe import parameter_placements
+from .coverage import in_words, uncovered
+from .describe import (
+    layer_lists,
+    module_layouts,
+    parameter_placements,
+    planned_reshards,
+    splits_in_words,
+)
+from .divisibility import vocabulary_warnings
 from .graph import Graph
 from .plan import ClusterInfo, Link, ModelInfo
 from .profile import Job
@@ -21,12 +29,6 @@ GIB = 2.0**30
 
 def model_info(graph: Graph, job: Job, source: str) -> ModelInfo:
     """Size and identity of the model."""
-    flops = sum(
-        factor * math.prod(op.size(label) for label in labels)
-        for name in graph.chain
-        for op in graph.blocks[name].ops
-        for factor, labels in op.flops
-    )
     return ModelInfo(
         name=graph.name,
         source=source,
@@ -35,8 +37,13 @@ def model_info(graph: Graph, job: Job, source: str) -> ModelInfo:
         trainable_parameters=graph.trainable_parameters,
         layers=sum(graph.blocks[name].repeated for name in graph.chain),
         tokens_per_sample=job.seq_len,
-        forward_flops_per_sample=flops / graph.batch,
+        forward_flops_per_sample=forward_flops_per_sample(graph),
     )
+
+
+def forward_flops_per_sample(graph: Graph) -> float:
+    """Of the whole model, at the length that was traced."""
+    return sum(op.forward_flops for name in graph.chain for op in graph.blocks[name].ops) / graph.batch
 
 
 def cluster_info(topology: Topology) -> ClusterInfo:
@@ -54,6 +61,26 @@ def cluster_info(topology: Topology) -> ClusterInfo:
             Link(level=level.name, size=level.size, kind=level.kind, bytes_per_s=level.bytes_per_s)
             for level in topology.levels
         ),
+    )
+
+
+def layout_facts(graph: Graph, splits: Splits) -> dict[str, Any]:
+    """Fields of a `Plan` that say how ops, parameters and modules are split."""
+    return {
+        "splits": splits_in_words(graph, splits),
+        "parameters": parameter_placements(graph, splits),
+        "modules": module_layouts(graph, splits),
+        "reshards": planned_reshards(graph, splits),
+        "layer_lists": layer_lists(graph),
+    }
+
+
+def model_warnings(graph: Graph, topology: Topology, tp: int) -> tuple[str, ...]:
+    """What of the model a plan warns of, whatever else it chooses: ops without a rule, odd vocabularies."""
+    return (
+        *graph.warnings,
+        *map(in_words, uncovered(graph, topology.device)),
+        *vocabulary_warnings(graph, tp),
     )
 
 

@@ -272,6 +272,11 @@ class Op:
         """Extent of one dim as traced."""
         return next(dim.size for dim in self.dims if dim.label == label)
 
+    @property
+    def forward_flops(self) -> float:
+        """FLOPs of its forward at the extents that were traced."""
+        return sum(factor * math.prod(self.size(label) for label in labels) for factor, labels in self.flops)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:

@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Unpack
 
 from ..topologies import topology_hash
 from .errors import OptionError
@@ -18,7 +19,7 @@ from .estimate import collectives
 from .graph import Graph
 from .options import pin_values
 from .plan import Alternative, ClusterInfo, ClusterPart, Infeasible, Link, Plan, SearchSummary
-from .planning import Prepared, plan_graph, plan_of, prepared
+from .planning import Asked, Prepared, plan_graph, plan_of, prepared
 from .problem import Outcome, Pricing
 from .profile import Job
 from .solve.explain import gib, seconds_in_words
@@ -31,22 +32,11 @@ AT_ONCE_S = 1e-3
 ON_ALL_KINDS = "on all kinds: a bound is above the best plan, or nothing fits"
 
 
-def plan_cluster(
-    graph: Graph,
-    cluster: Cluster,
-    job: Job,
-    *,
-    pins: Mapping[str, int | str] | None = None,
-    source: str = "",
-    top: int = 5,
-    time_limit_s: float | None = None,
-    progress: Callable[[str], None] | None = None,
-) -> Plan | Infeasible:
+def plan_cluster(graph: Graph, cluster: Cluster, job: Job, **asked: Unpack[Asked]) -> Plan | Infeasible:
     """Plan a built graph for a cluster of one kind of nodes or of several; arguments as for `plan_graph`."""
-    given = {"pins": pins, "source": source, "top": top, "time_limit_s": time_limit_s, "progress": progress}
     if isinstance(cluster, MixedTopology):
-        return plan_mixed(graph, cluster, job, **given)
-    return plan_graph(graph, cluster, job, **given)
+        return plan_mixed(graph, cluster, job, **asked)
+    return plan_graph(graph, cluster, job, **asked)
 
 
 def plan_mixed(

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from .cost import Recompute
 from .errors import OptionError, did_you_mean
 from .estimate.engines import ENGINES
-from .estimate.frameworks import FRAMEWORKS
+from .estimate.frameworks import FRAMEWORKS, OWN_FRAMEWORK
 from .graph_cache import DEFAULT_SEQ_LEN
 from .mesh import AXES
 from .plan import Plan
@@ -24,7 +24,7 @@ from .schedule import Schedule
 from .topology import Cluster, Device, Topology
 
 MODES = ("train", "serve")
-DEFAULT_FRAMEWORK, DEFAULT_ENGINE = "tpplan", "vllm"
+DEFAULT_ENGINE = "vllm"
 OBJECTIVES = ("throughput", "latency", "memory", "cost")
 """What is best: the fastest step (twice: at a fixed batch the two are one), the fewest devices that
 fit, the cheapest tokens."""
@@ -84,7 +84,7 @@ def job_from_options(
         seq_len=length,
         dtype=choose_dtype(dtype, device) if device else dtype or DTYPES[0],
         optimizer=optimizer,
-        framework=framework or DEFAULT_FRAMEWORK,
+        framework=framework or OWN_FRAMEWORK,
     )
 
 

@@ -350,6 +350,10 @@ class Plan:
         price = self.cluster.price_per_device_hour
         return None if price is None else price * self.device_hours_per_million_tokens
 
+    def blocks_of(self, block: str) -> int:
+        """How many blocks of a class all stages hold together."""
+        return sum(number for stage in self.stages for name, number, _ in stage.blocks if name == block)
+
     @property
     def layers_per_stage(self) -> tuple[int, ...]:
         """Repeated layers in each pipeline stage."""

@@ -10,31 +10,23 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib import metadata
-from typing import Any
+from typing import Any, TypedDict
 
 from .context import check_context, context_sizes
-from .coverage import in_words, uncovered
 from .cutting import check_stages, uncuttable
-from .describe import (
-    layer_lists,
-    module_layouts,
-    parameter_placements,
-    planned_reshards,
-    splits_in_words,
-)
-from .divisibility import check_tensor_size, framework_splits, head_sizes, vocabulary_warnings
+from .divisibility import check_tensor_size, framework_splits, head_sizes
 from .errors import ModelError
 from .estimate import collectives, compute
 from .estimate.as_run import as_run
-from .estimate.frameworks import FRAMEWORKS
+from .estimate.frameworks import FRAMEWORKS, OWN_FRAMEWORK
 from .estimate.measured import Calibrated, calibrated
-from .facts import cluster_info, model_info, size_reasons
+from .facts import cluster_info, layout_facts, model_info, model_warnings, size_reasons
 from .graph import DTYPE_BYTES, Block, Graph
 from .options import check_pins
 from .plan import Infeasible, Plan
 from .problem import BlockFacts, Outcome, Pricing, SearchProblem, SearchProgress
 from .profile import OPTIMIZERS, Framework, Job
-from .rules.choices import BATCH
+from .rules.choices import BATCH, SEQUENCE
 from .solve.batch_slack import batch_slack
 from .solve.block_cost import sparse_parameters
 from .solve.intra_op import Prices, Splits, intra_op
@@ -44,6 +36,16 @@ from .topology import Topology
 MAX_TP = 64
 """Largest tensor-parallel size tried; beyond a rack-scale NVLink domain no measured plan splits further."""
 GIB = 2.0**30
+
+
+class Asked(TypedDict, total=False):
+    """Keyword arguments of `plan_graph`."""
+
+    pins: Mapping[str, int | str] | None
+    source: str
+    top: int
+    time_limit_s: float | None
+    progress: Callable[[str], None] | None
 
 
 def plan_graph(
@@ -183,15 +185,10 @@ def _facts(graph: Graph, block: Block, sparse: frozenset[str]) -> BlockFacts:
         write = op.writes[handed[1]]
         count = math.prod(op.size(label) for axis in write.axes for label in axis)
         boundary = count * DTYPE_BYTES[write.dtype] / graph.batch
-    flops = sum(
-        factor * math.prod(op.size(label) for label in labels)
-        for op in block.ops
-        for factor, labels in op.flops
-    )
     widths = {DTYPE_BYTES[v.dtype] for v in block.parameters}
     return BlockFacts(
         name=block.name,
-        forward_flops_per_sample=flops / graph.batch,
+        forward_flops_per_sample=sum(op.forward_flops for op in block.ops) / graph.batch,
         dense_numel=dense,
         sparse_numel=total - dense,
         element_bytes=min(widths, default=2),
@@ -205,7 +202,12 @@ def has_dim(graph: Graph, name: str) -> bool:
     return any(dim.name == name for block in graph.blocks.values() for op in block.ops for dim in op.dims)
 
 
-def tensor_sizes(graph: Graph, devices: int, framework: str = "tpplan") -> tuple[int, ...]:
+def tokens_per_sample(graph: Graph) -> int:
+    """Length of the sequences that were traced; 1 for models without a sequence."""
+    return graph.seq_len if has_dim(graph, SEQUENCE) else 1
+
+
+def tensor_sizes(graph: Graph, devices: int, framework: str = OWN_FRAMEWORK) -> tuple[int, ...]:
     """Sizes that split every attention by heads and every large matrix by a dim, as the framework can."""
     sizes = [n for n in range(1, min(devices, MAX_TP) + 1) if devices % n == 0]
     wide = _wide_ops(graph)
@@ -271,21 +273,12 @@ def plan_of(graph: Graph, topology: Topology, job: Job, found: Outcome, *, sourc
         sequence_parallel=best.intra.sequence_parallel,
         recompute=best.recompute,
         stages=best.stages,
-        splits=splits_in_words(graph, splits),
-        parameters=parameter_placements(graph, splits),
-        modules=module_layouts(graph, splits),
-        reshards=planned_reshards(graph, splits),
-        layer_lists=layer_lists(graph),
+        **layout_facts(graph, splits),
         communications=best.communications,
         predicted=best.prediction,
         search=found.summary,
         reasons=(*size_reasons(graph, topology, splits), *found.reasons),
         alternatives=found.alternatives,
         pareto=found.pareto,
-        warnings=(
-            *graph.warnings,
-            *map(in_words, uncovered(graph, topology.device)),
-            *vocabulary_warnings(graph, candidate.mesh.tp),
-            *found.warnings,
-        ),
+        warnings=(*model_warnings(graph, topology, candidate.mesh.tp), *found.warnings),
     )

@@ -8,7 +8,7 @@ is the answer, from which a `Plan` is written.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from .cost import Communication, Estimate, IntraSolution, Work
@@ -30,6 +30,11 @@ Pins = dict[str, int | str]
 
 SCHEDULE_NONE = "none"
 """The schedule of a plan without pipeline stages."""
+
+
+def pins_in_words(pins: Mapping[str, int | str]) -> str:
+    """`tp=4, zero=3`."""
+    return ", ".join(f"{name}={value}" for name, value in pins.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,13 +12,13 @@ from functools import cache
 from pathlib import Path
 
 from .errors import OptionError
+from .estimate.frameworks import OWN_FRAMEWORK
 from .fit_scales import Case, Fitted, Scales, fit_scales
 from .options import Pins, check_names, choose_dtype, job_from_options, parse_set, pins_of
 from .plan import Infeasible, Plan
 from .plan_file import load as load_plan
-from .planning import has_dim, plan_graph
+from .planning import plan_graph, tokens_per_sample
 from .profile import Job
-from .rules.choices import SEQUENCE
 from .run_file import MeasuredRun
 from .suggest import load_graph
 from .topology import MeasuredScale, Topology
@@ -64,7 +64,7 @@ def _case(topology: Topology, run: MeasuredRun, cache_dir: Path | None) -> tuple
     graph = load_graph(run.model, seq_len=options["seq_len"], dtype=dtype, cache_dir=cache_dir)
     job = job_from_options(
         global_batch=options["global_batch"],
-        seq_len=graph.seq_len if has_dim(graph, SEQUENCE) else 1,
+        seq_len=tokens_per_sample(graph),
         dtype=dtype,
         optimizer=options["optimizer"],
         framework=options["framework"],
@@ -106,7 +106,8 @@ def _options(topology: Topology, run: MeasuredRun) -> tuple[Topology, dict, Pins
     }
     if run.plan is None:
         pins = parse_set(",".join(f"{key}={value}" for key, value in (run.set or {}).items()))
-        named = {"optimizer": stated["optimizer"] or "adamw", "framework": stated["framework"] or "tpplan"}
+        framework = stated["framework"] or OWN_FRAMEWORK
+        named = {"optimizer": stated["optimizer"] or "adamw", "framework": framework}
         check_names(dtype=stated["dtype"], **named)
         return topology, {**stated, **named}, pins
     plan = load_plan(run.plan)

@@ -21,8 +21,7 @@ from .mixed import plan_cluster
 from .objective import plan_for
 from .options import check_names, check_sizes, common_dtype, job_from_options
 from .plan import Infeasible, Plan
-from .planning import has_dim
-from .rules.choices import SEQUENCE
+from .planning import tokens_per_sample
 from .sensitivity import sensitivity
 from .serve import plan_serving
 from .split_pins import parse_split, pin_splits
@@ -122,7 +121,7 @@ def suggest(
         mode=mode,
         objective=objective,
         global_batch=global_batch,
-        seq_len=seq_len if serving else graph.seq_len if has_dim(graph, SEQUENCE) else 1,
+        seq_len=seq_len if serving else tokens_per_sample(graph),
         output_len=output_len,
         dtype=chosen,
         optimizer=optimizer,

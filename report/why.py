@@ -12,6 +12,7 @@ from typing import Any
 
 from ..planner.mesh import AXES
 from ..planner.plan import Infeasible, Plan
+from ..planner.problem import pins_in_words
 from . import words
 from .compare import Comparison, compare, comparison_document
 
@@ -43,11 +44,6 @@ def why_document(plan: Plan, pinned: Plan | Infeasible, pins: Pins) -> dict[str,
 
         return document | infeasible_document(pinned)
     return document | comparison_document(compare(plan, pinned))
-
-
-def pins_in_words(pins: Pins) -> str:
-    """`tp=4, zero=3`."""
-    return ", ".join(f"{name}={value}" for name, value in pins.items())
 
 
 def _does_not_fit(answer: Infeasible, pins: Pins) -> Iterator[str]:

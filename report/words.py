@@ -74,6 +74,11 @@ def percent(fraction: float) -> str:
     return f"{fraction:.1%}".replace("%", " %") if math.isfinite(fraction) else "unknown"
 
 
+def percentage(part: float, whole: float) -> float:
+    """`part` in percent of `whole` as a number, for widths in a page; 0 of nothing."""
+    return round(100 * part / whole, 3) if whole > 0 else 0.0
+
+
 def plural(number: int, one: str, many: str | None = None) -> str:
     """`1 stage`, `8 stages`; `many` is the plural where an s does not make it."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"

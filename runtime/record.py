@@ -21,7 +21,8 @@ from typing import Any
 
 import yaml
 
-from ..planner.errors import OptionError
+from ..planner.errors import OptionError, TopologyError
+from ..topologies.write import write_text
 from .bench import Measured
 
 
@@ -39,12 +40,10 @@ def add_run(path: Path, measured: Measured, *, model: str, plan: Path, today: da
             "date": today.isoformat(),
         }
     )
-    beside = path.with_name(f".{path.name}.partial")
     try:
-        beside.write_text(yaml.safe_dump({"runs": runs}, sort_keys=False), encoding="utf-8")
-        os.replace(beside, path)
-    except OSError as error:
-        raise OptionError(f"--runs {path}: cannot write there: {error.strerror}") from None
+        write_text(path, yaml.safe_dump({"runs": runs}, sort_keys=False))
+    except TopologyError as error:
+        raise OptionError(f"--runs {error}") from None
 
 
 def _runs(path: Path) -> list[Any]:

@@ -114,8 +114,10 @@ TORCH = Framework(
     ),
 )
 
+OWN_FRAMEWORK = "tpplan"
+"""The framework that this project's runtime is."""
 TPPLAN = Framework(
-    name="tpplan",
+    name=OWN_FRAMEWORK,
     description="this project's runtime: DTensor splits, FSDP2 storage, torch pipeline schedules",
     gradient_bytes=4,
     sync_bytes=4,

@@ -9,7 +9,7 @@ parallelism by all-gather works. Key positions and head dims are blocked.
 from __future__ import annotations
 
 from .registry import rule
-from .spec import Axis, Call, Spec
+from .spec import Axis, Call, Spec, axis_of
 
 BACKWARD_OVER_FORWARD = 2.5
 """Five matrix products backward against two forward (FlashAttention-2, arXiv:2307.08691, sec. 3.1)."""
@@ -25,8 +25,8 @@ def attention(call: Call) -> Spec:
     lead = tuple((f"b{i}",) if size > 1 else () for i, size in enumerate(q.shape[:-3]))
     kv_axis: Axis = ("kv",) if kv_heads > 1 else ()
     heads: Axis = kv_axis + (("g",) if groups > 1 else ())
-    rows, keys = _axis("s", q.shape[-2]), _axis("t", k.shape[-2])
-    depth, value_depth = _axis("d", q.shape[-1]), _axis("e", v.shape[-1])
+    rows, keys = axis_of("s", q.shape[-2]), axis_of("t", k.shape[-2])
+    depth, value_depth = axis_of("d", q.shape[-1]), axis_of("e", v.shape[-1])
     return Spec(
         family="attention",
         inputs=(
@@ -48,10 +48,6 @@ def attention(call: Call) -> Spec:
             "e": "head_dim",
         },
     )
-
-
-def _axis(label: str, size: int) -> Axis:
-    return (label,) if size > 1 else ()
 
 
 def _broadcast(lead: tuple[Axis, ...], shape: tuple[int, ...]) -> tuple[Axis, ...]:

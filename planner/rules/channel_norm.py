@@ -11,18 +11,10 @@ from __future__ import annotations
 
 from .norm import FLOPS_PER_NORM_ELEMENT
 from .registry import rule
-from .spec import Axis, Call, InnerSpec, Spec, fresh_axes
+from .spec import Axis, Call, InnerSpec, Spec, axis_of, fresh_axes, labels_of
 
 BATCH_STATISTICS = 2
 """Sum and sum of squares; backward: sum of gradients and of gradient times input."""
-
-
-def _axis(label: str, size: int) -> Axis:
-    return (label,) if size > 1 else ()
-
-
-def _labels(axes: tuple[Axis, ...]) -> tuple[str, ...]:
-    return tuple(label for axis in axes for label in axis)
 
 
 @rule("aten.batch_norm", "aten.native_batch_norm")
@@ -32,7 +24,7 @@ def batch_norm(call: Call) -> Spec:
     axes = fresh_axes(x.shape)
     channels = axes[1]
     training = bool(call.arg(5, "training", False))
-    mixed = tuple(label for label in _labels(axes) if label not in channels)
+    mixed = tuple(label for label in labels_of(*axes) if label not in channels)
     inner = tuple(
         InnerSpec(
             label=label,
@@ -48,7 +40,7 @@ def batch_norm(call: Call) -> Spec:
         inputs=(axes, *((channels,) for _ in call.inputs[1:])),
         outputs=(axes, *(_statistics(value.shape, x.shape, channels) for value in call.outputs[1:])),
         inner=inner if training else (),
-        flops=((FLOPS_PER_NORM_ELEMENT, _labels(axes)),),
+        flops=((FLOPS_PER_NORM_ELEMENT, labels_of(*axes)),),
         names=dict.fromkeys(channels, "channels"),
     )
 
@@ -63,16 +55,16 @@ def group_norm(call: Call) -> Spec:
     x = call.inputs[0]
     native = "native" in call.node.target
     groups = int(call.args[6] if native else call.args[1])
-    n, space = _axis("n", x.shape[0]), fresh_axes(x.shape[2:], "s")
-    g, c = _axis("g", groups), _axis("c", x.shape[1] // groups)
+    n, space = axis_of("n", x.shape[0]), fresh_axes(x.shape[2:], "s")
+    g, c = axis_of("g", groups), axis_of("c", x.shape[1] // groups)
     axes = (n, g + c, *space)
     return Spec(
         family="memory",
         inputs=(axes, *((g + c,) for _ in call.inputs[1:])),
         outputs=(axes, *((n, g) for _ in call.outputs[1:])),
         sizes={"g": groups, "c": x.shape[1] // groups},
-        blocked=frozenset({*c, *_labels(space)}),
-        flops=((FLOPS_PER_NORM_ELEMENT, _labels(axes)),),
+        blocked=frozenset({*c, *labels_of(*space)}),
+        flops=((FLOPS_PER_NORM_ELEMENT, labels_of(*axes)),),
         names={"g": "channel_groups", "c": "channels"},
     )
 
@@ -87,8 +79,8 @@ def instance_norm(call: Call) -> Spec:
         family="memory",
         inputs=(axes, *((axes[1],) for _ in call.inputs[1:])),
         outputs=(axes,),
-        blocked=frozenset(_labels(mixed)),
-        flops=((FLOPS_PER_NORM_ELEMENT, _labels(axes)),),
+        blocked=frozenset(labels_of(*mixed)),
+        flops=((FLOPS_PER_NORM_ELEMENT, labels_of(*axes)),),
         names=dict.fromkeys(axes[1], "channels"),
     )
 
@@ -105,5 +97,5 @@ def weight_norm(call: Call) -> Spec:
         inputs=(axes, scale),
         outputs=(axes, *(scale for _ in call.outputs[1:])),
         blocked=frozenset(label for i, axis in enumerate(axes) if i != dim for label in axis),
-        flops=((FLOPS_PER_NORM_ELEMENT, _labels(axes)),),
+        flops=((FLOPS_PER_NORM_ELEMENT, labels_of(*axes)),),
     )

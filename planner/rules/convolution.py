@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 
 from .registry import rule
-from .spec import Axis, Call, Spec
+from .spec import Call, Spec, axis_of, labels_of
 
 NAMES = {"c": "channels", "o": "channels", "g": "channel_groups"}
 
@@ -38,18 +38,18 @@ def any_convolution(call: Call) -> Spec:
 def _spec(call: Call, *, groups: int, transposed: bool, places: tuple[int, int]) -> Spec:
     x, w, *bias = call.inputs
     depth = len(w.shape) - 2
-    lead = _axis("n", x.shape[0]) if len(x.shape) > depth + 1 else None
+    lead = axis_of("n", x.shape[0]) if len(x.shape) > depth + 1 else None
     own = w.shape[0] // groups if transposed else w.shape[1]
     made = w.shape[1] if transposed else w.shape[0] // groups
     point = all(size == 1 for size in w.shape[2:]) and _plain(call, places)
-    before = tuple(_axis(f"t{i}" if point else f"s{i}", size) for i, size in enumerate(x.shape[-depth:]))
-    after = tuple(_axis(f"t{i}", size) for i, size in enumerate(call.outputs[0].shape[-depth:]))
-    kernel = tuple(_axis(f"k{i}", size) for i, size in enumerate(w.shape[2:]))
-    group, c, o = _axis("g", groups), _axis("c", own), _axis("o", made)
+    before = tuple(axis_of(f"t{i}" if point else f"s{i}", size) for i, size in enumerate(x.shape[-depth:]))
+    after = tuple(axis_of(f"t{i}", size) for i, size in enumerate(call.outputs[0].shape[-depth:]))
+    kernel = tuple(axis_of(f"k{i}", size) for i, size in enumerate(w.shape[2:]))
+    group, c, o = axis_of("g", groups), axis_of("c", own), axis_of("o", made)
     batch = () if lead is None else (lead,)
     fixed = () if point else (*before, *after)
     swept = before if transposed else after
-    rows = _flat(*batch, *swept)
+    rows = labels_of(*batch, *swept)
     return Spec(
         family="gemm",
         inputs=(
@@ -60,20 +60,12 @@ def _spec(call: Call, *, groups: int, transposed: bool, places: tuple[int, int])
         outputs=((*batch, group + o, *after),),
         sizes={"g": groups, "c": own, "o": made},
         sums=frozenset(c),
-        blocked=frozenset(_flat(*fixed, *kernel)),
+        blocked=frozenset(labels_of(*fixed, *kernel)),
         linear=() if bias else (0,),
-        gemm=(rows, o, (*c, *_flat(*kernel)), group),
-        flops=((2.0, (*rows, *group, *o, *c, *_flat(*kernel))),),
+        gemm=(rows, o, (*c, *labels_of(*kernel)), group),
+        flops=((2.0, (*rows, *group, *o, *c, *labels_of(*kernel))),),
         names=NAMES,
     )
-
-
-def _axis(label: str, size: int) -> Axis:
-    return (label,) if size > 1 else ()
-
-
-def _flat(*axes: Axis) -> tuple[str, ...]:
-    return tuple(label for axis in axes for label in axis)
 
 
 def _plain(call: Call, places: tuple[int, int]) -> bool:

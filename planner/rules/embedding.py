@@ -7,7 +7,7 @@ splitting its columns splits the output.
 from __future__ import annotations
 
 from .registry import rule
-from .spec import Axis, Call, Spec
+from .spec import Axis, Call, Spec, axis_of
 
 
 def _index_axes(shape: tuple[int, ...]) -> tuple[Axis, ...]:
@@ -43,18 +43,18 @@ def embedding_bag(call: Call) -> Spec:
     (the weights' gradient would be partial). The other outputs serve the op's own backward pass.
     """
     table, ids, offsets, *weights = call.inputs
-    count, column = call.outputs[0].shape[0], _axis("h", table.shape[1])
-    bags = _axis("bags", count)
+    count, column = call.outputs[0].shape[0], axis_of("h", table.shape[1])
+    bags = axis_of("bags", count)
     equal = len(ids.shape) == 1 and ids.shape[0] % count == 0 and offsets.shape == (count,)
     times = ids.shape[0] // count if equal else ids.shape[0]
-    index = ((bags if equal else ()) + _axis("n", times),)
+    index = ((bags if equal else ()) + axis_of("n", times),)
     linear = call.arg(4, "mode", SUM) in (SUM, MEAN) and not weights
     return Spec(
         family="memory",
         inputs=(
             (("v",), column),
             index,
-            (bags if equal else _axis("q", offsets.shape[0]),),
+            (bags if equal else axis_of("q", offsets.shape[0]),),
             *(index for _ in weights),
         ),
         outputs=((bags, column), *(tuple(() for _ in value.shape) for value in call.outputs[1:])),
@@ -65,7 +65,3 @@ def embedding_bag(call: Call) -> Spec:
         table="v",
         names={"v": "vocab", "h": "hidden"},
     )
-
-
-def _axis(label: str, size: int) -> Axis:
-    return (label,) if size > 1 else ()

@@ -10,11 +10,7 @@ from __future__ import annotations
 from ..graph import Value
 from .registry import opaque, rule
 from .routing import routed_rows
-from .spec import Axis, Call, Spec, fresh_axes
-
-
-def _blocked(axes: tuple[Axis, ...], *dims: int) -> frozenset[str]:
-    return frozenset(label for dim in dims for label in axes[dim])
+from .spec import Axis, Call, Spec, fresh_axes, labels_at
 
 
 def unsplit(call: Call) -> Spec:
@@ -67,7 +63,7 @@ def _picked(call: Call, positions: tuple) -> Spec:
         family="memory",
         inputs=(axes, *reads),
         outputs=((*kept[:at], *picks, *kept[at:]),),
-        blocked=_blocked(axes, *indexed),
+        blocked=labels_at(axes, *indexed),
         linear=(0,),
     )
 
@@ -107,7 +103,7 @@ def gather(call: Call) -> Spec:
         family="memory",
         inputs=(axes, picked),
         outputs=(picked,),
-        blocked=_blocked(axes, dim) | frozenset(narrower),
+        blocked=labels_at(axes, dim) | frozenset(narrower),
         linear=(0,),
     )
 
@@ -124,7 +120,7 @@ def take_along_dim(call: Call) -> Spec:
     table = tuple((("x",) if i == dim else out[i]) if size > 1 else () for i, size in enumerate(x.shape))
     picked = tuple(out[i] if size > 1 else () for i, size in enumerate(ids.shape))
     return Spec(
-        family="memory", inputs=(table, picked), outputs=(out,), blocked=_blocked(table, dim), linear=(0,)
+        family="memory", inputs=(table, picked), outputs=(out,), blocked=labels_at(table, dim), linear=(0,)
     )
 
 

@@ -10,17 +10,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .registry import rule
-from .spec import Axis, Call, InnerSpec, Spec, fresh_axes
+from .spec import Call, InnerSpec, Spec, fresh_axes, labels_of
 
 FLOPS_PER_NORM_ELEMENT = 8.0
 """Two reductions, a subtraction, a scale, a shift: counted as a convention, never decisive."""
 FLOPS_PER_SOFTMAX_ELEMENT = 5.0
 VOCABULARY_EXCHANGES = 3
 """Maximum, sum of exponentials, target logit (Megatron-LM, vocab_parallel_cross_entropy)."""
-
-
-def _labels(axes: tuple[Axis, ...]) -> tuple[str, ...]:
-    return tuple(label for axis in axes for label in axis)
 
 
 @rule("aten.layer_norm", "aten.rms_norm", "aten._fused_rms_norm", "aten.native_layer_norm")
@@ -38,8 +34,8 @@ def norm(call: Call) -> Spec:
         family="memory",
         inputs=(axes, *(weight for _ in call.inputs[1:])),
         outputs=(axes, *statistics),
-        blocked=frozenset(_labels(weight)),
-        flops=((FLOPS_PER_NORM_ELEMENT, _labels(axes)),),
+        blocked=frozenset(labels_of(*weight)),
+        flops=((FLOPS_PER_NORM_ELEMENT, labels_of(*axes)),),
     )
 
 
@@ -55,14 +51,14 @@ def along(call: Call) -> Spec:
         inputs=(axes,),
         outputs=(axes,) * len(call.outputs),
         blocked=frozenset(axes[dim] if axes else ()),
-        flops=((FLOPS_PER_SOFTMAX_ELEMENT, _labels(axes)),),
+        flops=((FLOPS_PER_SOFTMAX_ELEMENT, labels_of(*axes)),),
     )
 
 
 @rule("aten.cumsum", "aten.cumsum_")
 def running_sum(call: Call) -> Spec:
     """A sum of all before along one dim, which is blocked; linear."""
-    return replace(along(call), linear=(0,), flops=((1.0, _labels(along(call).outputs[0])),))
+    return replace(along(call), linear=(0,), flops=((1.0, labels_of(*along(call).outputs[0])),))
 
 
 @rule("aten.cosine_similarity")
@@ -88,14 +84,14 @@ def cross_entropy(call: Call) -> Spec:
     output = rows if call.outputs[0].shape else ()
     target = axes if call.inputs[1].shape == logits.shape else rows
     weight = tuple((axes[classes],) for _ in call.inputs[2:])
-    tokens = _labels(rows)
+    tokens = labels_of(*rows)
     return Spec(
         family="memory",
         inputs=(axes, target, *weight),
         outputs=(output,),
         sums=frozenset() if output else frozenset(tokens),
         inner=(InnerSpec(label="v", collective="all-reduce", labels=tokens, count=VOCABULARY_EXCHANGES),),
-        flops=((FLOPS_PER_SOFTMAX_ELEMENT, _labels(axes)),),
+        flops=((FLOPS_PER_SOFTMAX_ELEMENT, labels_of(*axes)),),
         names={"v": "vocab"},
     )
 
@@ -128,12 +124,12 @@ def elementwise_loss(call: Call) -> Spec:
         for v in call.inputs
     )
     scalar = not call.outputs[0].shape
-    broadcast = {label for axis in axes for label in axis if any(label not in _labels(i) for i in inputs)}
+    broadcast = {label for axis in axes for label in axis if any(label not in labels_of(*i) for i in inputs)}
     return Spec(
         family="memory",
         inputs=inputs,
         outputs=(() if scalar else axes,),
-        sums=frozenset(_labels(axes)) if scalar else frozenset(),
+        sums=frozenset(labels_of(*axes)) if scalar else frozenset(),
         blocked=frozenset(broadcast) if scalar else frozenset(),
-        flops=((FLOPS_PER_SOFTMAX_ELEMENT, _labels(axes)),),
+        flops=((FLOPS_PER_SOFTMAX_ELEMENT, labels_of(*axes)),),
     )

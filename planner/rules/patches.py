@@ -5,11 +5,7 @@ from __future__ import annotations
 import math
 
 from .registry import rule
-from .spec import Axis, Call, Spec, fresh_axes
-
-
-def _axis(label: str, size: int) -> Axis:
-    return (label,) if size > 1 else ()
+from .spec import Call, Spec, axis_of, fresh_axes
 
 
 @rule("aten.unfold")
@@ -18,7 +14,7 @@ def unfold(call: Call) -> Spec:
     x, y = call.inputs[0], call.outputs[0]
     axes = fresh_axes(x.shape)
     dim = int(call.args[1]) % len(axes)
-    windows, inside = _axis("w", y.shape[dim]), _axis("e", y.shape[-1])
+    windows, inside = axis_of("w", y.shape[dim]), axis_of("e", y.shape[-1])
     out = tuple(windows if i == dim else axis for i, axis in enumerate(axes))
     return Spec(
         family="memory",
@@ -44,8 +40,8 @@ def col2im(call: Call) -> Spec:
 def _columns(
     call: Call, *, image: tuple[int, ...], columns: tuple[int, ...], kernel: tuple[int, ...]
 ) -> Spec:
-    lead, c, k = fresh_axes(image[:-3], "n"), _axis("c", image[-3]), _axis("k", math.prod(kernel))
-    space, places = fresh_axes(image[-2:], "s"), _axis("l", columns[-1])
+    lead, c, k = fresh_axes(image[:-3], "n"), axis_of("c", image[-3]), axis_of("k", math.prod(kernel))
+    space, places = fresh_axes(image[-2:], "s"), axis_of("l", columns[-1])
     whole, flat = (*lead, c, *space), (*lead, c + k, places)
     forward = call.node.target.startswith("aten.im2col")
     return Spec(
@@ -66,8 +62,8 @@ def pixel_shuffle(call: Call) -> Spec:
     if not forward:
         deep, wide = wide, deep
     r = int(call.args[1])
-    lead, c = fresh_axes(deep[:-3], "n"), _axis("c", wide[-3])
-    h, w, p, q = _axis("h", deep[-2]), _axis("w", deep[-1]), _axis("p", r), _axis("q", r)
+    lead, c = fresh_axes(deep[:-3], "n"), axis_of("c", wide[-3])
+    h, w, p, q = axis_of("h", deep[-2]), axis_of("w", deep[-1]), axis_of("p", r), axis_of("q", r)
     channels, pixels = (*lead, c + p + q, h, w), (*lead, c, h + p, w + q)
     return Spec(
         family="memory",
@@ -84,7 +80,7 @@ def channel_shuffle(call: Call) -> Spec:
     """`x[n, g*c, ..] -> y[n, c*g, ..]`."""
     shape, groups = call.inputs[0].shape, int(call.args[1])
     axes = fresh_axes(shape)
-    g, c = _axis("g", groups), _axis("c", shape[1] // groups)
+    g, c = axis_of("g", groups), axis_of("c", shape[1] // groups)
     return Spec(
         family="memory",
         inputs=((axes[0], g + c, *axes[2:]),),

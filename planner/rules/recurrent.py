@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 
-from .registry import opaque, rule
-from .spec import Axis, Call, Spec
+from .index import unsplit
+from .registry import rule
+from .spec import Axis, Call, Spec, axis_of
 
 BATCH_FIRST = {"lstm": 8, "gru": 8, "rnn_tanh": 8, "rnn_relu": 8}
 """Position of the argument in the `input` overloads."""
@@ -24,16 +25,16 @@ def recurrent(call: Call) -> Spec:
     x = call.inputs[0]
     first = bool(call.arg(8, "batch_first", False))
     if len(x.shape) != 3:
-        return _whole(call)
+        return unsplit(call)
     batch, steps = x.shape[0 if first else 1], x.shape[1 if first else 0]
-    b, s = _axis("b", batch), _axis("s", steps)
+    b, s = axis_of("b", batch), axis_of("s", steps)
     weights = tuple(value for value in call.inputs[1:] if value.kind == "parameter")
     states = sum(len(value.shape) == 3 for value in call.inputs[1:])
-    reads = [_ordered(b, s, _axis("i", x.shape[2]), first)]
+    reads = [_ordered(b, s, axis_of("i", x.shape[2]), first)]
     reads += [_state(j, value.shape, b) for j, value in enumerate(call.inputs[1 : 1 + states])]
     matrices = call.inputs[1 + states :]
     reads += [_weight(j, value.shape) for j, value in enumerate(matrices)]
-    outputs = [_ordered(b, s, _axis("y", call.outputs[0].shape[2]), first)]
+    outputs = [_ordered(b, s, axis_of("y", call.outputs[0].shape[2]), first)]
     outputs += [_state(j, value.shape, b, "z") for j, value in enumerate(call.outputs[1:])]
     labels = {label for group in (*reads, *outputs) for axis in group for label in axis}
     products = sum(math.prod(value.shape) for value in matrices if len(value.shape) == 2)
@@ -47,27 +48,18 @@ def recurrent(call: Call) -> Spec:
     )
 
 
-def _whole(call: Call) -> Spec:
-    spec = opaque(call)
-    return Spec(family="memory", inputs=spec.inputs, outputs=spec.outputs, blocked=spec.blocked)
-
-
-def _axis(label: str, size: int) -> Axis:
-    return (label,) if size > 1 else ()
-
-
 def _ordered(b: Axis, s: Axis, last: Axis, first: bool) -> tuple[Axis, ...]:
     return (b, s, last) if first else (s, b, last)
 
 
 def _state(j: int, shape: tuple[int, ...], b: Axis, prefix: str = "h") -> tuple[Axis, ...]:
-    return (_axis(f"{prefix}{j}l", shape[0]), b, _axis(f"{prefix}{j}", shape[2]))
+    return (axis_of(f"{prefix}{j}l", shape[0]), b, axis_of(f"{prefix}{j}", shape[2]))
 
 
 def _weight(j: int, shape: tuple[int, ...]) -> tuple[Axis, ...]:
     """Rows and columns of one weight; the first reads the input's features."""
     columns = ("i",) if j == 0 else (f"w{j}c",)
-    return (_axis(f"w{j}r", shape[0]), *(columns if size > 1 else () for size in shape[1:]))
+    return (axis_of(f"w{j}r", shape[0]), *(columns if size > 1 else () for size in shape[1:]))
 
 
 def _first(matrices: tuple, axis: int) -> Axis:

@@ -9,11 +9,7 @@ all-to-all of expert parallelism, and nothing else needs to know about it.
 from __future__ import annotations
 
 from .registry import rule
-from .spec import Axis, Call, Spec, fresh_axes
-
-
-def _blocked(axes: tuple[Axis, ...], *dims: int) -> frozenset[str]:
-    return frozenset(label for dim in dims for label in axes[dim])
+from .spec import Axis, Call, Spec, fresh_axes, labels_at
 
 
 @rule("aten.sort", "aten.argsort", "aten.sort.stable", "aten.argsort.stable")
@@ -24,7 +20,7 @@ def sort(call: Call) -> Spec:
     flat_ids = len(value.shape) == 1 and value.dtype.startswith("int")
     dim = call.arg(1, "dim", -1)
     position = (dim if isinstance(dim, int) and not isinstance(dim, bool) else -1) % max(len(axes), 1)
-    blocked = frozenset[str]() if flat_ids or not axes else _blocked(axes, position)
+    blocked = frozenset[str]() if flat_ids or not axes else labels_at(axes, position)
     return Spec(family="memory", inputs=(axes,), outputs=(axes,) * len(call.outputs), blocked=blocked)
 
 

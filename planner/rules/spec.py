@@ -21,6 +21,21 @@ def fresh_axes(shape: tuple[int, ...], prefix: str = "d") -> tuple[Axis, ...]:
     return tuple((f"{prefix}{i}",) if size > 1 else () for i, size in enumerate(shape))
 
 
+def axis_of(label: str, size: int) -> Axis:
+    """The axis of one label; none for what has one element."""
+    return (label,) if size > 1 else ()
+
+
+def labels_of(*axes: Axis) -> tuple[str, ...]:
+    """All labels of some axes, in order."""
+    return tuple(label for axis in axes for label in axis)
+
+
+def labels_at(axes: tuple[Axis, ...], *dims: int) -> frozenset[str]:
+    """Labels of the axes at these positions."""
+    return frozenset(labels_of(*(axes[dim] for dim in dims)))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """An op as a rule sees it: arguments with values in place of references."""

@@ -6,11 +6,15 @@ from dataclasses import replace
 from importlib import metadata
 
 from ..cost import Origin
-from ..coverage import in_words, uncovered
-from ..describe import layer_lists, module_layouts, parameter_placements, planned_reshards, splits_in_words
-from ..divisibility import vocabulary_warnings
 from ..estimate.compute import peak_flops
-from ..facts import cluster_info, model_info, size_reasons
+from ..facts import (
+    cluster_info,
+    forward_flops_per_sample,
+    layout_facts,
+    model_info,
+    model_warnings,
+    size_reasons,
+)
 from ..plan import (
     Alternative,
     Infeasible,
@@ -56,11 +60,7 @@ def serving_plan(
         sequence_parallel=False,
         recompute="none",
         stages=tuple(_stages(problem, best)),
-        splits=splits_in_words(best.graph, splits),
-        parameters=parameter_placements(best.graph, splits),
-        modules=module_layouts(best.graph, splits),
-        reshards=planned_reshards(best.graph, splits),
-        layer_lists=layer_lists(best.graph),
+        **layout_facts(best.graph, splits),
         communications=communications(best.graph, best.solution, _slowest(best), passes=float(best.mesh.pp)),
         predicted=_prediction(problem, best),
         search=SearchSummary(
@@ -74,12 +74,7 @@ def serving_plan(
         ),
         reasons=(*size_reasons(graph, problem.topology, splits), *_reasons(problem, ranked)),
         alternatives=tuple(_alternative(problem, other, best) for other in ranked[1 : top + 1]),
-        warnings=(
-            *graph.warnings,
-            *map(in_words, uncovered(graph, problem.topology.device)),
-            *vocabulary_warnings(graph, best.mesh.tp),
-            *_warnings(problem, best),
-        ),
+        warnings=(*model_warnings(graph, problem.topology, best.mesh.tp), *_warnings(problem, best)),
         assumptions=(f"engine {problem.engine.name}: {problem.engine.source}",),
         serving=_serving(problem, best),
     )
@@ -157,7 +152,7 @@ def _prediction(problem: ServeProblem, served: Served) -> Prediction:
     fullest = max(stages, key=lambda parts: sum(part.bytes for part in parts))
     seconds, device = served.token_time_s, problem.topology.device
     rate = served.tokens_per_s / problem.topology.devices
-    flops = sum(problem_flops(problem))
+    flops = forward_flops_per_sample(problem.graph) / problem.graph.seq_len
     decode, others = served.decode, seconds - served.decode_s
     origin = Origin.MODELLED
     peak, _ = peak_flops("bf16" if problem.dtype == "fp8" else problem.dtype, device)
@@ -182,21 +177,6 @@ def _prediction(problem: ServeProblem, served: Served) -> Prediction:
         ),
         origin=origin,
     )
-
-
-def problem_flops(problem: ServeProblem) -> list[float]:
-    """Forward FLOPs of every block for one token, attention at the traced length."""
-    graph = problem.graph
-    tokens = graph.batch * graph.seq_len
-    result = []
-    for name in graph.chain:
-        for op in graph.blocks[name].ops:
-            for factor, labels in op.flops:
-                size = factor
-                for label in labels:
-                    size *= op.size(label)
-                result.append(size / tokens)
-    return result
 
 
 def _serving(problem: ServeProblem, served: Served) -> Serving:

@@ -8,7 +8,6 @@ layout, forward, and backward by duality. A weight on saved bytes sweeps the tim
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -81,9 +80,7 @@ def repeated_share(graph: Graph, solution: AxisSolution) -> float:
         op = graph.blocks[block].ops[i]
         if op.gemm is None or not matrix_labels(op):
             continue
-        flops = graph.blocks[block].count * sum(
-            factor * math.prod(op.size(label) for label in labels) for factor, labels in op.flops
-        )
+        flops = graph.blocks[block].count * op.forward_flops
         total += flops
         repeated += flops if choice.kind in REPEATED else 0.0
     return repeated / total if total else 0.0

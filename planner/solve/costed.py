@@ -39,6 +39,8 @@ class Costed:
     setting: Setting
     intra: IntraSolution
     recompute: Recompute | None = None
+    handed: Communication | None = None
+    """One hand-over, where it is not what the setting makes it."""
 
     @property
     def candidate(self) -> Candidate:
@@ -122,6 +124,8 @@ class Costed:
     @cached_property
     def handover(self) -> Communication | None:
         """One hand-over of activations between neighbouring stages."""
+        if self.handed is not None:
+            return self.handed
         names = self.problem.layer_classes or set(self.problem.chain)
         largest = max(self.intra.blocks[name].output_bytes for name in names)
         return send_recv(self.setting, largest, whole_on_tp=not self.intra.sequence_parallel)

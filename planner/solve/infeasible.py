@@ -16,7 +16,7 @@ from ..cost import IntraSolution, Recompute
 from ..estimate.step import Setting, spans
 from ..mesh import Mesh
 from ..plan import Infeasible
-from ..problem import Candidate, Pins, Priced, Pricing, SearchProblem
+from ..problem import Candidate, Pins, Priced, Pricing, SearchProblem, pins_in_words
 from ..profile import OPTIMIZERS
 from ..topology import Topology
 from .costed import Costed
@@ -67,9 +67,9 @@ def infeasible(problem: SearchProblem, pricing: Pricing, pins: Pins) -> Infeasib
 
 def _indivisible(problem: SearchProblem, pins: Pins) -> Infeasible:
     batch, devices = problem.job.global_batch, problem.topology.devices
-    under = f" with {_in_words(pins)}" if pins else ""
+    under = f" with {pins_in_words(pins)}" if pins else ""
     divides = f"use a global batch that {devices} divides, such as {math.lcm(batch, devices)}"
-    fix = f"drop {_in_words(pins)}, or {divides}" if pins else divides
+    fix = f"drop {pins_in_words(pins)}, or {divides}" if pins else divides
     fixes = [divides, *_fewer_units(problem, pins)]
     return Infeasible(
         reason=(
@@ -78,7 +78,7 @@ def _indivisible(problem: SearchProblem, pins: Pins) -> Infeasible:
         ),
         short_by_bytes=0.0,
         nearest_fix=fix,
-        fixes=(f"drop {_in_words(pins)}", *fixes) if pins else tuple(fixes),
+        fixes=(f"drop {pins_in_words(pins)}", *fixes) if pins else tuple(fixes),
     )
 
 
@@ -91,10 +91,6 @@ def _fewer_units(problem: SearchProblem, pins: Pins) -> Iterator[str]:
         if next(candidates(replace(problem, topology=smaller), pins), None) is not None:
             yield f"use {smaller.devices} of the {topology.devices} devices"
             return
-
-
-def _in_words(pins: Pins) -> str:
-    return ", ".join(f"{name}={value}" for name, value in pins.items())
 
 
 # --------------------------------------------------------------------------- the leanest plans
@@ -173,7 +169,7 @@ def _fixes(problem: SearchProblem, pricing: Pricing, pins: Pins, *, more_memory:
     optimizer with less state trains differently and counts as `OPTIMIZER_CHANGE`.
     """
     if pins and (fit := _first_fit(problem, pricing)):
-        dropped = [(1.0, f"drop {_in_words(pins)}: {_fit_in_words(fit)}")]
+        dropped = [(1.0, f"drop {pins_in_words(pins)}: {_fit_in_words(fit)}")]
     else:
         dropped = []
     memory = problem.topology.device.memory_bytes

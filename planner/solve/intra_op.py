@@ -145,6 +145,7 @@ class _Solver:
         self._prices, self._work_time = prices, work_time
         self._sequence_parallel = sequence_parallel
         self._known = Conversions()
+        self._weights = SECONDS_PER_BYTE if _keeps_anything(graph) else SECONDS_PER_BYTE[:1]
 
     def splits(self, degrees: Degrees, spans: Spans, micro_batch: int) -> tuple[tuple[Splits, float], ...]:
         """Distinct splits, for one weight on memory after the other; empty when the graph allows none.
@@ -170,7 +171,7 @@ class _Solver:
         """The splits over tp, under those of the axes before it."""
         found: list[tuple[Splits, float]] = []
         alone = all(solution.degree == 1 for solution in outer)
-        for weight in SECONDS_PER_BYTE if problem.axis.degree > 1 else SECONDS_PER_BYTE[:1]:
+        for weight in self._weights if problem.axis.degree > 1 else self._weights[:1]:
             free = tp = _solved(problem, weight)
             if tp and repeated_share(self._graph, tp) > MAX_REPEATED_SHARE:
                 strict = replace(problem.axis, repeats_products=False)
@@ -266,6 +267,11 @@ def _solved(problem: AxisProblem, weight: float) -> AxisSolution | None:
         return problem.solve(seconds_per_byte=weight)
     except SolverError:
         return None
+
+
+def _keeps_anything(graph: Graph) -> bool:
+    """Whether memory can weigh on the splits: a pass without gradients keeps nothing."""
+    return any(op.saved for block in graph.blocks.values() for op in block.ops)
 
 
 def has_tied_parameters(graph: Graph) -> bool:

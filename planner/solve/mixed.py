@@ -236,9 +236,7 @@ class _Search:
         key = (kind, number, place.candidate, frozenset(others), "border")
         if key not in self.costs:
             sides = [self._handover(made[k], k) for k in (kind, *sorted(others))]
-            border = replace(made[kind])
-            border.__dict__["handover"] = max(sides, key=lambda c: c.exposed_s)
-            self.costs[key] = border
+            self.costs[key] = replace(made[kind], handed=max(sides, key=lambda c: c.exposed_s))
         return self.costs[key]
 
     def _handover(self, costed: Costed, kind: int):

@@ -18,12 +18,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations, product
 
+from ..estimate.frameworks import OWN_FRAMEWORK
 from ..mesh import Mesh
 from ..problem import SCHEDULE_NONE, Candidate, Pins, SearchProblem
 from ..schedule import Schedule
 from .space import STAGES_OF, ZERO_STAGES, allowed, divisors, micro_batches
 
-EQUAL_MICROBATCHES = ("tpplan",)
+EQUAL_MICROBATCHES = (OWN_FRAMEWORK,)
 """Frameworks whose data-parallel ranks all run the same number of microbatches."""
 REPLICA_ZERO_STAGES = (0, 1)
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from ..estimate.frameworks import OWN_FRAMEWORK
 from ..mesh import Mesh
 from ..problem import SCHEDULE_NONE, Candidate, Pins, SearchProblem
 from ..schedule import V_SHAPED, Schedule, illegality
@@ -26,9 +27,9 @@ pinned."""
 MAX_VIRTUAL_STAGES = 12
 """More pieces per device have not been published to pay; Megatron's largest runs use 4 to 12."""
 DEFAULT_SCHEDULES = (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED)
-HSDP_FRAMEWORKS = ("torch", "tpplan")
+HSDP_FRAMEWORKS = ("torch", OWN_FRAMEWORK)
 """Frameworks whose sharding groups may be smaller than the data-parallel ranks (FSDP2's HYBRID_SHARD)."""
-SPARSE_WITHOUT_TP = ("tpplan",)
+SPARSE_WITHOUT_TP = (OWN_FRAMEWORK,)
 """Frameworks that run experts and tables split over ep with tp=1 only; others combine the two."""
 FULL_PIPELINES = ("torch",)
 """Frameworks whose schedules with one stage a rank refuse fewer microbatches than stages (Schedule1F1B)."""

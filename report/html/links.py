@@ -44,8 +44,8 @@ def _row(plan: Plan, level: str, here: Sequence[Communication]) -> dict[str, Any
         "axes": ", ".join(dict.fromkeys(comm.axis for comm in here)) or "nothing",
         "busy": words.duration(busy_s),
         "exposed": words.duration(exposed_s),
-        "busy_width": min(100.0, _percent(busy_s, step_s)),
-        "exposed_width": min(100.0, _percent(exposed_s, step_s)),
+        "busy_width": min(100.0, words.percentage(busy_s, step_s)),
+        "exposed_width": min(100.0, words.percentage(exposed_s, step_s)),
         "share": words.percent(busy_s / step_s),
         "used": _used(plan, level, here, busy_s),
     }
@@ -85,7 +85,3 @@ def _near(plan: Plan, comm: Communication, unit: int) -> int:
     first = next(plan.mesh.groups(*axes))
     here = sum(rank // unit == first[0] // unit for rank in first)
     return max(1, min(here, comm.group_size - 1))
-
-
-def _percent(part: float, whole: float) -> float:
-    return round(100 * part / whole, 3) if whole > 0 else 0.0

@@ -107,17 +107,12 @@ def waterfall(plan: Plan) -> list[dict[str, Any]]:
 def _bar(label: str, begin_s: float, seconds: float, step_s: float, origin: str) -> dict[str, Any]:
     return {
         "label": label,
-        "begin": _percent(begin_s, step_s),
-        "width": _percent(seconds, step_s),
+        "begin": words.percentage(begin_s, step_s),
+        "width": words.percentage(seconds, step_s),
         "ms": words.milliseconds(seconds),
         "share": words.percent(seconds / step_s),
         "origin": origin,
     }
-
-
-def _percent(part: float, whole: float) -> float:
-    """`part` as a percentage of `whole`, for widths in the page."""
-    return round(100 * part / whole, 3) if whole > 0 else 0.0
 
 
 # --------------------------------------------------------------------------- memory
@@ -131,7 +126,7 @@ def memory(plan: Plan) -> dict[str, Any]:
     used = {part.kind for stage in plan.stages for part in stage.memory if part.bytes > 0}
     return {
         "device": words.gib(device),
-        "limit": _percent(device, scale),
+        "limit": words.percentage(device, scale),
         "stages": [_stage(stage, scale, own) for stage, own in zip(plan.stages, has, strict=True)],
         "kinds": [(kind, color(kind)) for kind in (*KINDS, *sorted(used - set(KINDS))) if kind in used],
     }
@@ -142,7 +137,7 @@ def _stage(stage: Stage, scale: float, device: float) -> dict[str, Any]:
         {
             "kind": part.kind,
             "color": color(part.kind),
-            "width": _percent(part.bytes, scale),
+            "width": words.percentage(part.bytes, scale),
             "gib": words.gib(part.bytes),
         }
         for part in stage.memory
@@ -155,7 +150,7 @@ def _stage(stage: Stage, scale: float, device: float) -> dict[str, Any]:
         "in_flight": f"{stage.in_flight} in flight",
         "parts": parts,
         "peak": words.gib(stage.peak_memory_bytes),
-        "peak_at": _percent(stage.peak_memory_bytes, scale),
+        "peak_at": words.percentage(stage.peak_memory_bytes, scale),
         "used": words.percent(stage.peak_memory_bytes / device),
         "over": stage.peak_memory_bytes > device,
     }
@@ -268,7 +263,11 @@ def assumptions(plan: Plan) -> dict[str, Any]:
     return {
         "rows": rows,
         "origins": [
-            {"origin": str(origin), "width": _percent(s, total_s), "share": words.percent(s / total_s)}
+            {
+                "origin": str(origin),
+                "width": words.percentage(s, total_s),
+                "share": words.percent(s / total_s),
+            }
             for origin, s in seconds.items()
             if s > 0
         ],

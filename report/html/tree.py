@@ -17,7 +17,7 @@ DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}
 
 def split_tree(plan: Plan) -> list[dict[str, Any]]:
     """One tree a block class: nodes have `name`, `children`, `ops` and, with parameters, `bytes`."""
-    roots = {block: _node(block, times=_times(plan, block)) for block in _blocks(plan)}
+    roots = {block: _node(block, times=plan.blocks_of(block)) for block in _blocks(plan)}
     for split in plan.splits:
         op = _descend(roots[split.block], split.module)["ops"].setdefault(
             split.op, {"axes": {}, "source": split.source}
@@ -38,11 +38,6 @@ def _blocks(plan: Plan) -> dict[str, None]:
 
 def _node(name: str, times: int = 0) -> dict[str, Any]:
     return {"name": name, "times": times, "children": {}, "ops": {}, "whole": 0.0, "held": 0.0}
-
-
-def _times(plan: Plan, block: str) -> int:
-    """How many blocks of the class all stages hold together."""
-    return sum(number for stage in plan.stages for name, number, _ in stage.blocks if name == block)
 
 
 def _descend(node: dict[str, Any], module: str) -> dict[str, Any]:

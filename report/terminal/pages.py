@@ -12,10 +12,11 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ...planner.plan import Infeasible, Plan
+from ...planner.problem import pins_in_words
 from .. import words
 from ..compare import Comparison, compare
 from ..explain import Paragraph, explain
-from ..why import Pins, pins_in_words, why_sentences
+from ..why import Pins, why_sentences
 from .tables import Heading, literal, number, table
 from .tables import words as column
 from .verdict import title, verdict

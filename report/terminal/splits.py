@@ -30,7 +30,7 @@ def split_table(plan: Plan) -> RenderableType | None:
 def _block(block: str, plan: Plan) -> Iterator[RenderableType]:
     splits = [split for split in plan.splits if split.block == block]
     prefix = _common_prefix([split.module for split in splits])
-    times = _times(block, plan)
+    times = plan.blocks_of(block)
     heading = literal(block, "bold cyan").append(f" x {times}" if times else "")
     yield heading.append_text(literal(f", in {prefix}" if prefix else "", "dim"))
     made = table(column("Axis"), column("Ops", ratio=2), column("Split", ratio=3), expand=True, header=False)
@@ -38,11 +38,6 @@ def _block(block: str, plan: Plan) -> Iterator[RenderableType]:
         for ops, how in _lines([split for split in splits if split.axis == axis], prefix):
             made.add_row(literal(f"  {axis} ", "bold"), literal(ops), literal(how))
     yield made
-
-
-def _times(block: str, plan: Plan) -> int:
-    """How many blocks of the class all stages hold together."""
-    return sum(number for stage in plan.stages for name, number, _ in stage.blocks if name == block)
 
 
 def _common_prefix(modules: Sequence[str]) -> str:
