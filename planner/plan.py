@@ -238,6 +238,8 @@ class Alternative:
     shard_group: int | None = None
     seeded_as: str | None = None
     """Name of the expert plan it is, e.g. `FSDP`, `Megatron 3D`."""
+    tokens_per_s: float | None = None
+    """Tokens that it would make on the whole cluster, when serving."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,6 +290,11 @@ class Serving:
     """Keys and values of one token on the fullest device."""
     cache_budget_bytes: float
     """What a device has left for keys and values."""
+
+    @property
+    def sequences_per_replica(self) -> int:
+        """Most sequences in flight on one replica."""
+        return -(-self.concurrency // self.replicas)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -132,7 +132,7 @@ def _replicas(plan: Plan) -> Iterator[str]:
     serving = plan.serving
     assert serving is not None
     yield (
-        f"{serving.replicas} copies of the model each serve {serving.concurrency // serving.replicas:,} of "
+        f"{serving.replicas} copies of the model each serve up to {serving.sequences_per_replica:,} of "
         f"{serving.concurrency:,} sequences. They never talk: a balancer in front of them is enough."
     )
 

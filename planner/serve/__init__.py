@@ -24,7 +24,7 @@ from ..topology import Topology
 from .phases import check_decoder
 from .plan import nothing_serves, serving_plan
 from .pricing import Pricer
-from .search import ServeProblem, search
+from .search import LATENCY, ServeProblem, search
 
 
 def plan_serving(
@@ -41,7 +41,8 @@ def plan_serving(
     """Plan how to serve a decoder.
 
     Args:
-        concurrency: sequences in flight over the whole cluster; None: as many as fit.
+        concurrency: sequences in flight over the whole cluster; None: as many as fit, or one where latency
+            is what counts.
         pins: mesh axes to keep.
 
     Raises:
@@ -55,7 +56,7 @@ def plan_serving(
         engine=engine,
         prompt_len=job.seq_len,
         output_len=job.output_len,
-        concurrency=concurrency,
+        concurrency=concurrency or (1 if job.objective == LATENCY else None),
         dtype=job.dtype,
         objective=job.objective,
         tp_sizes=tensor_sizes(graph, topology.devices),

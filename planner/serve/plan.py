@@ -30,7 +30,7 @@ from ..problem import SCHEDULE_NONE
 from ..profile import Job
 from ..solve.intra_op import Splits
 from .replica import Holding, Span, communications
-from .search import Served, ServeProblem
+from .search import LATENCY, Served, ServeProblem
 
 GIB = 2.0**30
 MS = 1e3
@@ -229,7 +229,7 @@ def _size_text(served: Served) -> str:
 
 
 def _loses_by(problem: ServeProblem, other: Served, best: Served) -> str:
-    if problem.objective == "latency":
+    if problem.objective == LATENCY:
         return (
             f"would take {other.token_time_s * MS:.1f} ms between tokens instead of "
             f"{best.token_time_s * MS:.1f}: {_cause(other, best)}"
@@ -262,6 +262,7 @@ def _alternative(problem: ServeProblem, other: Served, best: Served) -> Alternat
         step_time_s=other.token_time_s,
         peak_memory_bytes=sum(part.bytes for part in _memory(problem, other, held)),
         reason=_loses_by(problem, other, best),
+        tokens_per_s=other.tokens_per_s,
     )
 
 

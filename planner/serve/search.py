@@ -60,6 +60,8 @@ class Served:
     """Most that one replica holds."""
     wanted: int
     """What it was asked to hold."""
+    asked: int | None
+    """Sequences that the whole cluster was asked to serve at once; None: as many as fit."""
     decode: Pass
     prefill: Pass
     prefill_s: float
@@ -83,7 +85,8 @@ class Served:
     @property
     def in_flight(self) -> int:
         """Sequences in flight over the cluster."""
-        return self.sequences * self.replicas
+        room = self.sequences * self.replicas
+        return room if self.asked is None else min(room, self.asked)
 
     @property
     def tokens_per_s(self) -> float:
@@ -109,6 +112,8 @@ def candidates(problem: ServeProblem, pins: Pins) -> Iterator[Mesh]:
                     yield mesh
 
 
+LATENCY = "latency"
+"""The objective for which the time between tokens is what counts."""
 ORDER = ("dp", "pp", "cp", "ep", "tp")
 """Replicas outermost: no replica talks to another."""
 
@@ -129,7 +134,7 @@ def search(
 
 def rank(problem: ServeProblem) -> Callable[[Served], tuple]:
     """The order of the objective; ties go to the smaller replica."""
-    if problem.objective == "latency":
+    if problem.objective == LATENCY:
         return lambda s: (s.wanted > s.sequences, s.token_time_s, _size(s))
     return lambda s: (-s.tokens_per_s, _size(s))
 
@@ -195,6 +200,7 @@ def price_mesh(
         sequences=min(sequences, capacity),
         capacity=capacity,
         wanted=sequences,
+        asked=problem.concurrency,
         decode=one,
         prefill=whole,
         prefill_s=prefill_s,

@@ -46,7 +46,7 @@ def _serving(serving: Serving, *, dtype: str) -> Iterator[Flag]:
     if dtype == "fp8":
         yield "--quantization", "fp8"
     yield "--context-length", str(serving.prompt_len + serving.output_len)
-    yield "--max-running-requests", str(-(-serving.concurrency // serving.replicas))
+    yield "--max-running-requests", str(serving.sequences_per_replica)
 
 
 def _experts(plan: Plan) -> Iterator[str]:

@@ -42,7 +42,7 @@ def _serving(serving: Serving, *, dtype: str) -> Iterator[Flag]:
     if dtype == "fp8":
         yield "--quantization", "fp8"
     yield "--max-model-len", str(serving.prompt_len + serving.output_len)
-    yield "--max-num-seqs", str(-(-serving.concurrency // serving.replicas))
+    yield "--max-num-seqs", str(serving.sequences_per_replica)
 
 
 def _experts(plan: Plan) -> Iterator[str]:

@@ -50,6 +50,7 @@ SERVING_SECTIONS: tuple[tuple[str, Callable[[Plan], RenderableType | None]], ...
     ("Memory by stage", memory_bars),
     ("Communication for a token", top_communications),
     ("Runners-up", slower_servers),
+    ("What would change the plan", what_would_change),
     ("Assumptions", serving_certificate),
 )
 """What a plan for serving tells of itself."""

@@ -6,7 +6,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from ...planner.mesh import Mesh
-from ...planner.plan import Alternative, Plan, Serving
+from ...planner.plan import Plan, Serving
 from .. import words
 from .tables import grid, literal, number, table
 from .tables import words as column
@@ -33,7 +33,7 @@ def slower_servers(plan: Plan) -> RenderableType | None:
     for other in plan.alternatives:
         made.add_row(
             literal(replicas(other.mesh)),
-            words.digits(tokens_per_s(other)),
+            words.digits(other.tokens_per_s or 0.0),
             words.duration(other.step_time_s),
             words.gib(other.peak_memory_bytes),
             literal(other.reason),
@@ -55,12 +55,6 @@ def serving_certificate(plan: Plan) -> RenderableType:
     return grid((word, literal(meaning)) for word, meaning in rows.items())
 
 
-def tokens_per_s(other: Alternative) -> float:
-    """Tokens that a runner-up makes on the whole cluster."""
-    sequences = other.micro_batch * other.num_microbatches * other.mesh.dp
-    return sequences / other.step_time_s
-
-
 def replicas(mesh: Mesh) -> str:
     """`8 replicas of 1 device`, `2 replicas of tp4`."""
     axes = " x ".join(f"{axis}{mesh.size(axis)}" for axis in ("pp", "ep", "tp") if mesh.size(axis) > 1)
@@ -68,9 +62,8 @@ def replicas(mesh: Mesh) -> str:
 
 
 def _layout(plan: Plan, serving: Serving) -> Text:
-    each = serving.concurrency // serving.replicas
     return literal(replicas(plan.mesh), "bold cyan").append(
-        f", {words.plural(each, 'sequence')} at once on each "
+        f", {words.plural(serving.sequences_per_replica, 'sequence')} at once on each "
         f"(room for {serving.max_concurrency // serving.replicas:,} of "
         f"{serving.prompt_len + serving.output_len:,} tokens)",
         "default",

@@ -104,7 +104,7 @@ def test_the_cache_that_an_8b_model_leaves_on_24_gib(length: int, cache_gib: flo
 
 
 def on_one_mesh(dims: Dims, topology: Topology, mesh: Mesh, sequences: int, **asked) -> Served:
-    engine = asked.pop("engine", ENGINES["vllm"])
+    engine, dtype = asked.pop("engine", ENGINES["vllm"]), asked.pop("dtype", "bf16")
     graph = benchmark.graph_of(dims)
     model = collectives.model(topology)
     problem = ServeProblem(
@@ -114,12 +114,12 @@ def on_one_mesh(dims: Dims, topology: Topology, mesh: Mesh, sequences: int, **as
         prompt_len=asked.get("prompt_len", 1024),
         output_len=asked.get("output_len", 1),
         concurrency=sequences,
-        dtype="bf16",
+        dtype=dtype,
         objective="throughput",
         tp_sizes=(mesh.tp,),
         ep_sizes=(1,),
     )
-    served = price_mesh(problem, mesh, sequences, Pricer(graph, topology, engine, model, "bf16"), model.time)
+    served = price_mesh(problem, mesh, sequences, Pricer(graph, topology, engine, model, dtype), model.time)
     assert served is not None
     return served
 
@@ -186,8 +186,9 @@ def test_no_candidate_beats_the_plan():
     found = plan(LLAMA_8B, "dgx-h100")
     assert found.serving is not None
     for other in found.alternatives:
+        assert other.tokens_per_s is not None and other.tokens_per_s <= found.serving.tokens_per_s
         sequences = other.micro_batch * other.num_microbatches * other.mesh.dp
-        assert sequences / other.step_time_s <= found.serving.tokens_per_s
+        assert other.tokens_per_s == pytest.approx(sequences / other.step_time_s)
 
 
 def test_a_serving_plan_survives_its_file():
@@ -200,12 +201,27 @@ def test_a_serving_plan_survives_its_file():
         assert stage.peak_memory_bytes <= found.cluster.device_memory_bytes
 
 
-def test_eight_bit_weights_halve_what_is_stored():
-    whole, half = (
-        plan(CODE_34B, "dgx-h100", concurrency=8, dtype=d).predicted.memory_by_kind_bytes["parameters"]
-        for d in ("bf16", "fp8")
+def test_eight_bit_weights_halve_what_layers_store():
+    half, whole = (
+        on_one_mesh(CODE_34B, load("dgx-h100"), Mesh(dp=4, tp=2, order=ORDER), 8, dtype=dtype)
+        for dtype in ("fp8", "bf16")
     )
-    assert half < whole
+    assert 0.5 < half.holdings[0].weights_bytes / whole.holdings[0].weights_bytes < 0.55
+    assert half.decode_s < whole.decode_s
+
+
+def test_sequences_that_nobody_asked_for_make_no_tokens():
+    """Four sequences keep four of eight small replicas busy: larger ones make more tokens."""
+    few = plan(LLAMA_8B, "dgx-h100", concurrency=4)
+    assert few.serving is not None and few.serving.concurrency == 4 and few.mesh.dp <= 4
+    assert few.serving.tokens_per_s == pytest.approx(4 / few.serving.token_time_s)
+
+
+def test_latency_is_that_of_one_sequence_unless_more_are_asked_for():
+    alone, some = (plan(LLAMA_8B, "dgx-h100", objective="latency", concurrency=n).serving for n in (None, 16))
+    assert alone is not None and some is not None
+    assert (alone.concurrency, some.concurrency) == (1, 16)
+    assert alone.token_time_s < some.token_time_s
 
 
 def test_what_cannot_be_served_is_said():
