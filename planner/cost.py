@@ -156,3 +156,8 @@ class IntraSolution:
     """No splits of this slice take less for this microbatch, hidden communication taken off; 0: not known."""
     splits: object = None
     """The choices behind the costs, for the report; opaque to the search."""
+
+    @property
+    def proven_share(self) -> float:
+        """What any splits take at least, as a share of what these take."""
+        return min(1.0, self.bound_s / self.objective_s) if self.objective_s > 0 else 1.0

@@ -23,7 +23,7 @@ WORTH = 1e-6
 """Gains below this share of the step are not looked for."""
 
 
-def balanced(costed: Costed, plan: StagePlan) -> StagePlan:
+def balanced(costed: Costed, plan: StagePlan, intervals: Intervals | None = None) -> StagePlan:
     """The stages with the fastest step, given those with the fastest pipeline."""
     problem = costed.stage_problem
     if problem.stages == 1:
@@ -33,7 +33,7 @@ def balanced(costed: Costed, plan: StagePlan) -> StagePlan:
     best, step_s = plan, plan.objective_s + once_s
     if slack_s <= WORTH * step_s:
         return plan
-    intervals = Intervals(problem)
+    intervals = intervals or Intervals(problem)
     total_s = cheapest_s(problem) + problem.stages * problem.stage_s
     reach = replace(plan, objective_s=plan.objective_s + slack_s)
     arcs = useful_arcs(intervals, reach, total_s)

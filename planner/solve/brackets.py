@@ -121,6 +121,17 @@ def pipeline_bound(problem: StageProblem, slowest: float, total: float) -> float
     return (problem.microbatches - share) * slowest + share * total
 
 
+def can_beat(intervals: Intervals, seconds: float) -> bool:
+    """Whether some partition's pipeline could take less than `seconds`: False is a proof that none does."""
+    problem = intervals.problem
+    total, weight = cheapest_s(problem), problem.microbatches - problem.share
+    if math.isinf(seconds) or math.isinf(total) or weight <= 0:
+        return True
+    everyone = total + problem.stages * problem.stage_s
+    limit = (seconds - problem.share * everyone) / weight - problem.stage_s
+    return limit >= total / problem.stages and fill(intervals, limit * (1 + ROUNDING)) is not None
+
+
 def bracket(problem: StageProblem, intervals: Intervals | None = None) -> StagePlan:
     """A feasible plan and a lower bound: status optimal when they meet, infeasible when nothing fits."""
     intervals = intervals or Intervals(problem)

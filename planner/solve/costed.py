@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 
 from ..cost import Communication, IntraSolution, ParameterGroup, Recompute
@@ -24,7 +24,7 @@ from ..estimate.memory import (
 from ..estimate.step import BlockTime, Setting, block_time, once_per_step, send_recv
 from ..layout import Collective
 from ..problem import Candidate, Pricing, SearchProblem
-from ..schedule import SPLIT_BACKWARD, Schedule, in_flight
+from ..schedule import SPLIT_BACKWARD, V_SHAPED, Schedule, in_flight
 from ..topology import Device, GroupSpan
 from .brackets import StagePlan, bound_s, cheapest_s
 from .intervals import BlockClass, Modes, StageProblem, rank_seconds
@@ -41,6 +41,8 @@ class Costed:
     recompute: Recompute | None = None
     handed: Communication | None = None
     """One hand-over, where it is not what the setting makes it."""
+    known_onces: dict[tuple, float] = field(default_factory=dict)
+    """Bounds of once-per-step seconds in a pipeline, which other microbatches share (a memo)."""
 
     @property
     def candidate(self) -> Candidate:
@@ -181,7 +183,15 @@ class Costed:
     @cached_property
     def once_bound_s(self) -> float:
         """Once-per-step seconds of the stage that does most, however much computation may hide them."""
-        return self.once_at_least_s(math.inf)
+        candidate = self.candidate
+        if candidate.mesh.pp == 1:
+            return self.once_at_least_s(math.inf)
+        sharded = (candidate.zero_stage, candidate.shard_group, candidate.schedule in V_SHAPED)
+        owned = tuple(self.intra.blocks[name].parameters for name in self.problem.counts)
+        key = (candidate.mesh, *sharded, owned)
+        if key not in self.known_onces:
+            self.known_onces[key] = self.once_at_least_s(math.inf)
+        return self.known_onces[key]
 
     def once_at_least_s(self, slowest_s: float) -> float:
         """The same when no stage takes longer than `slowest_s` for a microbatch.
@@ -242,7 +252,7 @@ class Costed:
         Stages slower than `most` would hide more of the gradient sync, but then cost the pipeline
         (m - 1/v) times what they can hide at best.
         """
-        problem, intra = self.stage_problem, self.intra
+        problem = self.stage_problem
         share = problem.share
         weight = problem.microbatches - share
         most = math.inf
@@ -250,8 +260,7 @@ class Costed:
             busy = [rank_seconds(problem, modes) - problem.stage_s for modes in plan.ranks]
             spared = sum(busy) - cheapest_s(problem)
             most = max(busy) + share * max(spared, 0.0) / weight
-        ratio = min(1.0, intra.bound_s / intra.objective_s) if intra.objective_s > 0 else 1.0
-        return plan.bound_s * ratio + self.once_at_least_s(most)
+        return plan.bound_s * self.intra.proven_share + self.once_at_least_s(most)
 
     def parameters(self, counts: Mapping[str, float]) -> list[ParameterGroup]:
         """All parameter groups of `counts` blocks of each class, alike ones added up."""

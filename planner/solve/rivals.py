@@ -1,0 +1,79 @@
+"""Plans that the answer is compared with: what experts would try, and the best plans of other meshes.
+
+In: an `Exploration`. Out: prices in it, and the member that stands for each expert plan's family.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ..problem import Candidate, Priced
+from .exploration import Entry, Exploration, mesh_sizes, rank
+from .space import EXPERTS, Expert
+
+FAMILY_TRIES = 3
+"""Candidates tried of an expert plan's family or of another mesh, the most promising first."""
+
+
+def seed_experts(run: Exploration) -> None:
+    """Price the most promising member of every family, for an early incumbent."""
+    for expert in EXPERTS:
+        for bound, candidate in run.by_bound(_family(run, expert)):
+            if not run.late and not math.isinf(bound):
+                run.price_candidate(candidate)
+            break
+
+
+def compare_experts(run: Exploration) -> dict[str, Candidate]:
+    """By name, the best member found of every family, or its most promising one if none fits."""
+    chosen = {}
+    for expert in EXPERTS:
+        family = _family(run, expert)
+        best = _best_of(run, family)
+        if best is None and family and not run.late:
+            leanest = min((e.candidate for e in family), key=lambda c: (c.micro_batch, c.key))
+            best = run.price_candidate(leanest)
+            chosen[expert.name] = leanest
+        if best is not None:
+            chosen[expert.name] = best.candidate
+    return chosen
+
+
+def price_runners_up(run: Exploration, top: int) -> None:
+    """Find the best plan of the meshes that come next by price or by bound, until there are `top`."""
+    assert run.best is not None
+    done = {mesh_sizes(run.best.candidate)}
+    order = [mesh_sizes(p.candidate) for p in sorted(run.priced.values(), key=rank)]
+    order += [mesh_sizes(e.candidate) for e in sorted(run.queue)]
+    for sizes in dict.fromkeys(order):
+        if len(done) > top or run.late:
+            return
+        if sizes not in done and _best_of(run, run.members[sizes], ask=False):
+            done.add(sizes)
+
+
+def _family(run: Exploration, expert: Expert) -> list[Entry]:
+    return [e for e in run.entries if expert.holds(e.candidate, run.problem)]
+
+
+def _best_of(run: Exploration, family: Sequence[Entry], *, ask: bool = True) -> Priced | None:
+    """The best member, proven unless `FAMILY_TRIES` candidates were not enough.
+
+    Without `ask`, once a member has a price, only members whose intra-op frontier is at hand are tried.
+    """
+    known = [p for e in family if (p := run.priced.get(e.candidate))]
+    best = min(known, key=rank, default=None)
+    tries = FAMILY_TRIES
+    for bound, candidate in run.by_bound(family):
+        if not tries or run.late or math.isinf(bound) or (best and bound >= best.step_time_s):
+            break
+        if candidate in run.priced or (best and run.floor_s(candidate) >= best.step_time_s):
+            continue
+        if best and not ask and not run.knows(candidate):
+            continue
+        tries -= 1
+        found = run.price_candidate(candidate, below_s=best.step_time_s if best else math.inf)
+        if found and (best is None or rank(found) < rank(best)):
+            best = found
+    return best
