@@ -256,6 +256,8 @@ def plan_of(graph: Graph, topology: Topology, job: Job, found: Outcome, *, sourc
     """The document of what was found for a graph, as it was traced."""
     best = found.best
     candidate = best.candidate
+    if candidate.mesh.devices < topology.devices:
+        topology = topology.part(candidate.mesh.devices)
     splits = best.intra.splits
     assert isinstance(splits, Splits)
     return Plan(

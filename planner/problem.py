@@ -126,12 +126,14 @@ class Candidate:
     def key(self) -> tuple:
         """A total order that breaks ties the same way every time: the simpler plan first.
 
-        Simpler is: fewer axes larger than one, then smaller ones, fewer virtual stages, less sharding.
+        Simpler is: fewer axes larger than one, then smaller ones, fewer virtual stages, less sharding,
+        ranks in the usual order.
         """
         m = self.mesh
         axes = (m.pp > 1) + (m.dp > 1) + (m.cp > 1) + (m.ep > 1) + (m.tp > 1)
         sharded = (self.zero_stage, self.shard_group or 0)
-        return (axes, m.pp, m.tp, m.ep, m.cp, self.virtual_stages, *sharded, self.micro_batch)
+        rest = (m.order != DEFAULT_ORDER, m.order, m.dp, self.schedule)
+        return (axes, m.pp, m.tp, m.ep, m.cp, self.virtual_stages, *sharded, self.micro_batch, *rest)
 
     @property
     def fill_ways(self) -> int:

@@ -124,6 +124,28 @@ class MeasuredScale:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostTime:
+    """What the host takes for one operation of a model beyond its kernel, where nothing hides it: seconds.
+
+    Where devices are the host's own cores; the host of an accelerator runs ahead of it.
+    """
+
+    forward_s: float
+    backward_s: float
+    split_forward_s: float
+    """The same where tp splits the model's tensors."""
+    split_backward_s: float
+
+    def forward(self, operations: int, *, split: bool) -> float:
+        """Forward of so many operations."""
+        return operations * (self.split_forward_s if split else self.forward_s)
+
+    def backward(self, operations: int, *, split: bool) -> float:
+        """Backward of so many operations."""
+        return operations * (self.split_backward_s if split else self.backward_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainedRun:
     """A real run's step time, and what is predicted of it without and with measured scales."""
 
@@ -146,6 +168,10 @@ class Topology:
     """Price of one device for one hour, US dollars; None if unknown."""
     scales: tuple[MeasuredScale, ...] = ()
     """What real runs on it told; they take the place of scales from published runs."""
+    overlap: float | None = None
+    """Share of a collective that equally long computation beside it hides, measured; None: not known."""
+    host: HostTime | None = None
+    """Measured on clusters of CPUs; None: hidden, or not known."""
 
     @property
     def devices(self) -> int:
@@ -166,6 +192,26 @@ class Topology:
         """The same cluster with another number of nodes."""
         outer = replace(self.levels[-1], size=nodes)
         return replace(self, levels=(*self.levels[:-1], outer))
+
+    def has_part(self, devices: int) -> bool:
+        """Whether its first so many devices are a cluster of the same levels: whole nodes or part of one."""
+        unit = 1
+        for level in self.levels:
+            if devices <= unit * level.size:
+                return devices % unit == 0
+            unit *= level.size
+        return False
+
+    def part(self, devices: int) -> Topology:
+        """Its first so many devices, the others idle. Raises `ValueError` where `has_part` is false."""
+        if not self.has_part(devices):
+            raise ValueError(f"{devices} of {self.devices} devices of {self.name} are no whole units")
+        levels, left = [], devices
+        for level in self.levels:
+            size = min(level.size, left)
+            levels.append(level if size == level.size else replace(level, size=size))
+            left //= size
+        return replace(self, levels=tuple(levels))
 
     def span(self, *, size: int, stride: int) -> GroupSpan:
         """How a group of `size` ranks spaced by `stride` spreads over the levels.

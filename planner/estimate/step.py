@@ -373,8 +373,7 @@ def _tied(groups: Sequence[ParameterGroup], setting: Setting) -> Iterator[Commun
     first = 1 if setting.framework.sums_tied_shards else NEVER
     numel = sum(_local_numel(g, setting, from_zero=first) for g in groups if g.trainable and g.tied)
     if numel:
-        mesh, topology = setting.mesh, setting.topology
-        span = topology.span(size=2, stride=mesh.stride("pp") * (mesh.pp - 1))
+        topology, span = setting.topology, furthest_stages(setting)
         nbytes = numel * setting.framework.sync_bytes
         time = setting.pricing.collective_time(Collective.ALL_REDUCE, nbytes, span)
         yield Communication(
@@ -441,6 +440,15 @@ def _update(groups: Sequence[ParameterGroup], setting: Setting) -> Estimate:
 # --------------------------------------------------------------------------- the pipeline
 
 
+def furthest_stages(setting: Setting) -> GroupSpan:
+    """Where two stages lie that hand over across the outermost level that the pipeline crosses.
+
+    Some neighbours do, wherever the others lie; and so do the first and the last stage.
+    """
+    whole = setting.span(setting.mesh, ("pp",))
+    return GroupSpan(members=tuple(2 if i == whole.outermost else 1 for i in range(len(whole.members))))
+
+
 def pipeline_s(stage_s: Sequence[float], *, microbatches: int, virtual_stages: float = 1) -> float:
     """Time of all microbatches through stages that take `stage_s` (forward + backward) for each.
 
@@ -458,7 +466,7 @@ def send_recv(setting: Setting, nbytes: float, *, whole_on_tp: bool = False) -> 
     mesh, topology, framework = setting.mesh, setting.topology, setting.framework
     if mesh.pp == 1:
         return None
-    span = topology.span(size=2, stride=mesh.stride("pp"))
+    span = furthest_stages(setting)
     scatters = whole_on_tp and framework.scatters_handover and mesh.tp > 1
     sent = nbytes / mesh.tp if scatters else nbytes
     time = setting.pricing.collective_time(Collective.SEND_RECV, sent, span)

@@ -18,7 +18,16 @@ from ..cost import Estimate, Work
 from ..estimate.op_work import Sizes, backward_work, extent, forward_work, operand_bytes, saved_bytes
 from ..graph import Edge, Graph, Op
 from ..layout import Collective, Placement, Replicate
-from ..rules.choices import BATCH, SEQUENCE, Choice, choices, matrix_labels
+from ..routed import routed_ops
+from ..rules.choices import (
+    BATCH,
+    PARTS_OF_EXPERTS,
+    SEQUENCE,
+    WHOLE_EXPERTS,
+    Choice,
+    choices,
+    matrix_labels,
+)
 from .choice_graph import Assignment, ChoiceGraph, solve
 from .conversions import COLLECTIVES, Conversions, End, Matrix, connect, pairs, wanted
 
@@ -59,6 +68,8 @@ class Axis:
     """Whether a parameter that is read in several places may be converted from the layout it is stored in."""
     repeats_products: bool = True
     """Whether a product with a weight may run whole on every rank; else it is split wherever it can be."""
+    routes_own_tokens: bool = False
+    """Whether modules that route tokens to experts run on each rank's own part of the sequences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +138,8 @@ class AxisProblem:
         self.ops: dict[OpKey, Op] = {
             (block.name, i): op for block in graph.blocks.values() for i, op in enumerate(block.ops)
         }
+        self._routed = routed_ops(graph) if axis.routes_own_tokens else frozenset()
+        self._experts = self._held_experts()
         self.choices = {key: self._choices_of(key, op) for key, op in self.ops.items()}
         self.problem = ChoiceGraph()
         self.nodes: dict[OpKey, int] = {}
@@ -136,15 +149,20 @@ class AxisProblem:
         """The choices of an op; of sizes only those matter that the axis cuts evenly."""
         axis, sizes = self.axis, self.sizes[key]
         even = tuple(size >= axis.degree and size % axis.degree == 0 for size in sizes.values())
-        policy = (axis.name, axis.degree == 1, axis.splits_residual, axis.repeats_products)
+        routed = self._experts if key in self._routed else ""
+        policy = (axis.name, axis.degree == 1, axis.splits_residual, axis.repeats_products, routed)
 
         def make() -> tuple[Choice, ...]:
             tables = self.graph.table_fqns
-            return self._allowed(
-                op, choices(op, axis=axis.name, degree=axis.degree, sizes=sizes, tables=tables)
-            )
+            found = choices(op, axis=axis.name, degree=axis.degree, sizes=sizes, tables=tables, routed=routed)
+            return found if routed else self._allowed(op, found)
 
         return self._known.choices((key, policy, even), make)
+
+    def _held_experts(self) -> str:
+        """What a rank of the axis holds of the experts: some of them, if they divide, else a part of each."""
+        counts = [self.sizes[key][op.experts] for key, op in self.ops.items() if op.experts]
+        return WHOLE_EXPERTS if all(n % self.axis.degree == 0 for n in counts) else PARTS_OF_EXPERTS
 
     def _allowed(self, op: Op, found: tuple[Choice, ...]) -> tuple[Choice, ...]:
         """Drop choices that the axis rules out: repeated products, and splits of the residual between

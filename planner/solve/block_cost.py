@@ -86,9 +86,10 @@ class _Block:
 
     def cost(self) -> BlockCost:
         """Everything about the block."""
-        host_s = self.framework.routing_s if any(op.experts for op in self.block.ops) else 0.0
-        forward_s = sum(self.forward_times) + host_s
-        backward_s = sum(self._seconds(i, backward_work) for i in range(len(self.block.ops))) + host_s
+        forward_host_s, backward_host_s = self._host_s()
+        forward_s = sum(self.forward_times) + forward_host_s
+        backward_s = sum(self._seconds(i, backward_work) for i in range(len(self.block.ops)))
+        backward_s += backward_host_s
         parameters = tuple(self._parameters())
         backward_s += self._accumulation_s(parameters)
         forward_comm = tuple(self._communication(r) for r in self.reshards if not r.backward)
@@ -123,6 +124,18 @@ class _Block:
             self.origins.append(estimate.origin)
             total += estimate.seconds
         return total
+
+    def _host_s(self) -> tuple[float, float]:
+        """What the host takes, forward and backward, that nothing hides."""
+        ops, host = self.block.ops, self.framework.host
+        routing_s = self.framework.routing_s if any(op.experts for op in ops) else 0.0
+        if host is None:
+            return routing_s, routing_s
+        split = self.splits.tp.degree > 1
+        return (
+            routing_s + host.forward(len(ops), split=split),
+            routing_s + host.backward(len(ops), split=split),
+        )
 
     def _accumulation_s(self, parameters: tuple[ParameterGroup, ...]) -> float:
         """Adding this microbatch's gradients to those of earlier ones."""

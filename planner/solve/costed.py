@@ -18,17 +18,22 @@ from ..estimate.memory import (
     block_states,
     dummy_bytes,
     staging_bytes,
+    traffic_stage,
     transient_bytes,
     usable_bytes,
 )
 from ..estimate.step import BlockTime, Setting, block_time, once_per_step, send_recv
 from ..layout import Collective
+from ..mesh import Mesh
 from ..problem import Candidate, Pricing, SearchProblem
 from ..schedule import SPLIT_BACKWARD, V_SHAPED, Schedule, in_flight
 from ..topology import Device, GroupSpan
 from .brackets import StagePlan, bound_s, cheapest_s
 from .intervals import BlockClass, Modes, StageProblem, rank_seconds
 from .pieces import dealt_chain, lacking
+
+REDUCES_EVERY_MICROBATCH = 2
+"""The ZeRO stage from which data-parallel ranks communicate for every microbatch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,6 +293,15 @@ class Costed:
         other = replace(self, setting=replace(self.setting, candidate=candidate))
         alike = ("states", "classes") if other._turns == self._turns else ()
         for name in ("times", "handover", "once_bound_s", *alike):
+            other.__dict__[name] = getattr(self, name)
+        return other
+
+    def on(self, mesh: Mesh) -> Costed:
+        """The same splits on the mesh in another order, in which its slices lie alike."""
+        candidate = replace(self.candidate, mesh=mesh)
+        other = replace(self, setting=replace(self.setting, candidate=candidate))
+        inside = traffic_stage(candidate.zero_stage, mesh, self.problem.framework) < REDUCES_EVERY_MICROBATCH
+        for name in ("states", *(("times", "classes") if inside else ())):
             other.__dict__[name] = getattr(self, name)
         return other
 

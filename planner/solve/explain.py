@@ -16,6 +16,8 @@ from .price import is_communication, price
 from .stages import shortest
 
 GIB = 2**30
+ROUNDING = 1e-6
+"""Differences below this share of a step are none."""
 SMALL_SHARE = 0.02
 """Differences below this share of the whole difference are not worth a word."""
 
@@ -40,7 +42,10 @@ def why_it_lost(best: Priced, other: Priced) -> str:
     """The difference in step time, and the parts that make most of it."""
     difference = other.step_time_s - best.step_time_s
     if difference <= 0:
-        return "as fast, but the less simple plan"
+        gain = -difference / best.step_time_s
+        if gain < ROUNDING:
+            return "as fast, but the less simple plan"
+        return f"faster by {gain:.2%}: too little for an unusual order of ranks or idle devices"
     ours = {part.label: part.seconds for part in best.prediction.waterfall}
     theirs = {part.label: part.seconds for part in other.prediction.waterfall}
     changes = {label: theirs.get(label, 0.0) - ours.get(label, 0.0) for label in ours | theirs}

@@ -1,6 +1,10 @@
 """The queue of candidates under lower bounds, and the incumbent (see `search`).
 
 In: a `SearchProblem`, the cost models, pins. Out: an `Exploration`, which bounds, prices and remembers.
+
+Bounds and prices are compared as weighted seconds: a step's seconds, and for unusual layouts (`placement`)
+so many more that they win only by what they have to gain. A candidate stands for its mesh in every order in
+which tp, ep and cp groups lie alike; the orders part when the costs of an intra-op solution are known.
 """
 
 from __future__ import annotations
@@ -13,17 +17,20 @@ from heapq import heapify, heappop, heappush
 
 from ..cost import IntraSolution, Recompute
 from ..estimate.step import Setting, spans
+from ..mesh import Mesh
 from ..problem import Candidate, Pins, Priced, Pricing, SearchProblem, SearchProgress
+from ..topology import GroupSpan, Topology
 from .balance import balanced
 from .brackets import StagePlan, can_beat
-from .costed import Costed, memoised
-from .ideal import idealised, roofline
+from .costed import REDUCES_EVERY_MICROBATCH, Costed, memoised
+from .ideal import device_seconds, idealised, roofline
 from .intervals import Intervals
+from .placement import SLICE, WORTH, Placements, is_unusual, part_meshes
 from .price import price
 from .quick import QuickBound, quick_bound
 from .simulated import simulated_s
 from .solver import Status
-from .space import candidates
+from .space import candidates, meshes
 from .stages import shortest
 
 ROUNDING = 1e-9
@@ -33,6 +40,7 @@ TIE = 1e-6
 TOO_SLOW = "time: its lower bound is above the best plan"
 
 Progress = Callable[[SearchProgress], None]
+Spans = Callable[[Mesh, tuple[str, ...]], GroupSpan]
 
 
 @dataclass(order=True, slots=True)
@@ -40,6 +48,7 @@ class Entry:
     """A candidate in the queue."""
 
     bound_s: float
+    """Weighted."""
     key: tuple
     candidate: Candidate = field(compare=False)
     ideal: bool = field(compare=False, default=False)
@@ -61,7 +70,6 @@ class Exploration:
     ) -> None:
         self.problem, self.pins, self.progress = problem, pins, progress
         self.pricing = memoised(pricing, problem.topology.device)
-        self.span = spans(problem.topology)
         self.recompute = Recompute(pins["recompute"]) if "recompute" in pins else None
         self.deadline = math.inf if time_limit_s is None else time.monotonic() + time_limit_s
         self.priced: dict[Candidate, Priced] = {}
@@ -70,25 +78,63 @@ class Exploration:
         self.pruned: dict[Candidate, str] = {}
         self.complete = True
         self.proven_s = math.inf
+        """No candidate taken up so far is faster, weighted."""
+        self.queue: list[Entry] = []
+        self.entries: list[Entry] = []
+        """All that were ever in the queue, under their first bounds."""
+        self.members: dict[tuple[int, ...], list[Entry]] = {}
+        """Entries by the mesh's sizes."""
+        self._laid: dict[Mesh, tuple[Mesh, ...]] = {}
+        self._weights: dict[Mesh, float] = {}
+        self._largest: dict[tuple, Candidate] = {}
         self._intra: dict[tuple, tuple[IntraSolution, ...]] = {}
         self._floors: dict[tuple, list[tuple[int, float]]] = {}
         self._bounds: dict[Candidate, float] = {}
-        self._ideal: dict[tuple, QuickBound] = {}
+        self._ideal: dict[tuple, tuple[tuple[Mesh, QuickBound], ...]] = {}
         self._real: dict[tuple, Costed] = {}
         self._onces: dict[tuple, float] = {}
-        bound = roofline(problem)
-        self.queue = [Entry(bound(c), _queue_key(c), c) for c in candidates(problem, pins)]
-        self.queue.sort()
+        self._clusters: dict[int, tuple[Topology, Spans]] = {}
+        self._roofline, self._placements = roofline(problem), Placements(problem)
+        self.enter(meshes(problem, pins))
         self.reached_s = self.queue[0].bound_s if self.queue else 0.0
-        self.entries = tuple(self.queue)
-        self.members: dict[tuple[int, ...], list[Entry]] = {}
-        """Entries by the mesh's sizes."""
-        self._largest: dict[tuple, Candidate] = {}
-        for entry in self.entries:
-            self.members.setdefault(mesh_sizes(entry.candidate), []).append(entry)
-            key = self._slice_key(entry.candidate)
-            if key not in self._largest or self._largest[key].micro_batch < entry.candidate.micro_batch:
-                self._largest[key] = entry.candidate
+
+    def enter(self, found: Iterable[Mesh]) -> None:
+        """Put the candidates of these meshes into the queue, in every order of their axes."""
+        classes = [laid for mesh in found for laid in self._placements.alike(mesh)]
+        self._laid |= {laid[0]: laid for laid in classes}
+        for candidate in candidates(self.problem, self.pins, among=(laid[0] for laid in classes)):
+            bound = self._roofline(candidate) * self._weight(candidate.mesh)
+            if self.best and bound >= self.weighted_s(self.best):
+                continue
+            entry = Entry(bound, _queue_key(candidate), candidate)
+            self.entries.append(entry)
+            self.queue.append(entry)
+            self.members.setdefault(mesh_sizes(candidate), []).append(entry)
+            key = self._slice_key(candidate)
+            if key not in self._largest or self._largest[key].micro_batch < candidate.micro_batch:
+                self._largest[key] = candidate
+        heapify(self.queue)
+
+    def _weight(self, mesh: Mesh) -> float:
+        if mesh not in self._weights:
+            self._weights[mesh] = 1 / (1 - WORTH) if is_unusual(mesh, self.problem) else 1.0
+        return self._weights[mesh]
+
+    def weighted_s(self, priced: Priced) -> float:
+        """The step's seconds as they are compared with others."""
+        return priced.step_time_s * self._weight(priced.candidate.mesh)
+
+    def rank(self, priced: Priced) -> tuple:
+        """Order of prices: the faster first, and of equals the simpler."""
+        return (round(math.log(self.weighted_s(priced)) / TIE), priced.candidate.key)
+
+    def cluster(self, mesh: Mesh) -> tuple[Topology, Spans]:
+        """The devices that a mesh uses, and where its groups lie on them."""
+        if mesh.devices not in self._clusters:
+            topology = self.problem.topology
+            used = topology if mesh.devices == topology.devices else topology.part(mesh.devices)
+            self._clusters[mesh.devices] = (used, spans(used))
+        return self._clusters[mesh.devices]
 
     @property
     def late(self) -> bool:
@@ -99,13 +145,14 @@ class Exploration:
 
     def costed(self, candidate: Candidate, intra: IntraSolution) -> Costed:
         """The candidate under an intra-op solution, real or ideal."""
+        topology, span = self.cluster(candidate.mesh)
         setting = Setting(
             candidate=candidate,
-            topology=self.problem.topology,
+            topology=topology,
             framework=self.problem.framework,
             optimizer=self.problem.optimizer,
             pricing=self.pricing,
-            span=self.span,
+            span=span,
         )
         return Costed(
             problem=self.problem,
@@ -115,12 +162,27 @@ class Exploration:
             known_onces=self._onces,
         )
 
+    def _in_every_order(self, costed: Costed) -> list[Costed]:
+        """The same splits in every order, those apart that cannot beat the first."""
+        found = [costed]
+        for mesh in self._laid[costed.candidate.mesh][1:]:
+            other = costed.on(mesh)
+            slower = other.handover_s >= costed.handover_s and other.once_bound_s >= costed.once_bound_s
+            if not slower or other.candidate.zero_stage >= REDUCES_EVERY_MICROBATCH:
+                found.append(other)
+        return found
+
     def ideal_bound_s(self, candidate: Candidate) -> float:
-        """Step 2 of the bounds; infinite when not even an ideal split fits."""
+        """Step 2 of the bounds, over all orders; infinite when not even an ideal split fits."""
         key = (candidate.mesh, candidate.micro_batch, candidate.zero_stage, candidate.shard_group)
         if key not in self._ideal:
-            self._ideal[key] = quick_bound(self.costed(candidate, idealised(self.problem, candidate)))
-        return self._ideal[key].bound_s(candidate)
+            costed = self.costed(candidate, idealised(self.problem, candidate))
+            self._ideal[key] = tuple((c.candidate.mesh, quick_bound(c)) for c in self._in_every_order(costed))
+        return min(quick.bound_s(candidate) * self._weight(mesh) for mesh, quick in self._ideal[key])
+
+    def ideal_s(self, candidate: Candidate) -> float:
+        """What no splits of this very candidate undercut, not weighted."""
+        return quick_bound(self.costed(candidate, idealised(self.problem, candidate))).bound_s(candidate)
 
     def solutions(self, candidate: Candidate) -> tuple[IntraSolution, ...]:
         """The intra-op frontier, asked once per slice (`_slice_key`) and microbatch."""
@@ -136,7 +198,8 @@ class Exploration:
 
     def _slice_key(self, candidate: Candidate) -> tuple:
         mesh = candidate.mesh
-        where = tuple(self.span(mesh, (axis,)) for axis in ("tp", "ep", "cp"))
+        span = self.cluster(mesh)[1]
+        where = tuple(span(mesh, (axis,)) for axis in SLICE)
         return (mesh.tp, mesh.ep, mesh.cp, mesh.pp > 1, where)
 
     def _note_floor(self, candidate: Candidate, key: tuple) -> None:
@@ -146,12 +209,13 @@ class Exploration:
             self._floors.setdefault(key[:-1], []).append((candidate.micro_batch, seconds))
 
     def floor_s(self, candidate: Candidate) -> float:
-        """A bound from larger microbatches of the same splits (see `search`), or 0."""
+        """A bound from larger microbatches of the same splits (see `search`), weighted; or 0."""
         b = candidate.micro_batch
         larger = self._floors.get(self._slice_key(candidate), [])
         total = b * max((seconds for n, seconds in larger if n > b and n % b == 0), default=0.0)
         share = 1 / candidate.fill_ways
-        return (candidate.microbatches - share) * total / candidate.mesh.pp + share * total
+        seconds = (candidate.microbatches - share) * total / candidate.mesh.pp + share * total
+        return seconds * min(self._weight(m) for m in self._laid[candidate.mesh])
 
     def _probed_floor_s(self, candidate: Candidate) -> float:
         """The floor from larger microbatches; a slice that is new is asked about its largest one."""
@@ -177,8 +241,10 @@ class Exploration:
         """Step 3 of the bounds, where the intra-op frontier is at hand; else 0."""
         if not self.knows(candidate):
             return 0.0
-        bounds = [self._costed_like(candidate, s).bound_s for s in self.solutions(candidate)]
-        return min(bounds, default=math.inf)
+        return min((self._bound_s(costed) for costed in self._all_costed(candidate)), default=math.inf)
+
+    def _bound_s(self, costed: Costed) -> float:
+        return costed.bound_s * self._weight(costed.candidate.mesh)
 
     # ----------------------------------------------------------------- the loop
 
@@ -193,7 +259,7 @@ class Exploration:
         while self.queue:
             self.reached_s = self.queue[0].bound_s
             entry = self.queue[0]
-            if self.best is not None and entry.bound_s >= self.best.step_time_s * (1 + TIE):
+            if self.best is not None and entry.bound_s >= self.weighted_s(self.best) * (1 + TIE):
                 for other in self.queue:
                     self._prune(TOO_SLOW, other.candidate)
                 self.proven_s = min(self.proven_s, entry.bound_s)
@@ -206,6 +272,14 @@ class Exploration:
             self._advance(entry)
             self._report(entry)
 
+    def explore_parts(self) -> None:
+        """The same for meshes that leave devices idle, as far as their FLOPs alone let them win."""
+        least = 1.0
+        if self.best is not None:
+            least = device_seconds(self.problem) / (self.best.step_time_s * (1 - WORTH))
+        self.enter(part_meshes(self.problem, self.pins, at_least=least))
+        self.explore()
+
     def _prune(self, bound: str, candidate: Candidate) -> None:
         """Note which bound ruled a candidate out, the first one if there are several."""
         self.pruned.setdefault(candidate, bound)
@@ -214,8 +288,8 @@ class Exploration:
         """Tighten one entry's bound, or price it."""
         candidate = entry.candidate
         if entry.costed is not None:
-            self.price(entry.costed, below_s=self.best.step_time_s if self.best else math.inf)
-        elif candidate in self.priced:  # as an expert plan
+            self.price(entry.costed, below_s=self.weighted_s(self.best) if self.best else math.inf)
+        elif self.found(candidate):  # as an expert plan
             return
         elif entry.ideal:
             if (floor := self._probed_floor_s(candidate)) > entry.bound_s:
@@ -230,16 +304,19 @@ class Exploration:
                 heappush(self.queue, replace(entry, bound_s=bound, ideal=True))
 
     def _push_costed(self, candidate: Candidate) -> None:
-        solutions = self.solutions(candidate)
-        if not solutions:
+        if not self.solutions(candidate):
             self._prune("divisibility: the model cannot be split this way", candidate)
-        for index, solution in enumerate(solutions):
-            costed = self._costed_like(candidate, solution)
+        for index, costed in enumerate(self._all_costed(candidate)):
             if math.isinf(costed.bound_s):
-                self._prune("memory: does not fit even with full recomputation", candidate)
+                self._prune("memory: does not fit even with full recomputation", costed.candidate)
             else:
-                key = (*_queue_key(candidate), index)
-                heappush(self.queue, Entry(costed.bound_s, key, candidate, costed=costed))
+                key = (*_queue_key(costed.candidate), index)
+                heappush(self.queue, Entry(self._bound_s(costed), key, costed.candidate, costed=costed))
+
+    def _all_costed(self, candidate: Candidate) -> list[Costed]:
+        """The candidate under every intra-op solution, in every order."""
+        solutions = self.solutions(candidate)
+        return [c for s in solutions for c in self._in_every_order(self._costed_like(candidate, s))]
 
     def _costed_like(self, candidate: Candidate, solution: IntraSolution) -> Costed:
         """Costs under a solution, shared by the schedules of one mesh, microbatch and ZeRO stage."""
@@ -252,10 +329,10 @@ class Exploration:
     def price(self, costed: Costed, *, below_s: float = math.inf) -> Priced | None:
         """Exact stages and modes; the incumbent changes when they are faster.
 
-        None when nothing fits, and when no stages and modes make the step faster than `below_s`.
+        None when nothing fits, and when no stages and modes take less than `below_s`, weighted.
         """
         candidate, intervals = costed.candidate, Intervals(costed.stage_problem)
-        below_s *= 1 + 2 * TIE  # an equal may still be the simpler plan
+        below_s *= (1 + 2 * TIE) / self._weight(candidate.mesh)  # an equal may still be the simpler plan
         if not can_beat(intervals, below_s - costed.once_bound_s):
             self._too_slow(costed, below_s)
             return None
@@ -268,38 +345,44 @@ class Exploration:
             self._too_slow(costed, bound_s)
             return None
         priced = self._priced(costed, balanced(costed, plan, intervals), bound=bound_s)
-        self.proven_s = min(self.proven_s, priced.bound_s)
+        self.proven_s = min(self.proven_s, priced.bound_s * self._weight(candidate.mesh))
         old = self.priced.get(candidate)
-        if old is None or rank(priced) < rank(old):
+        if old is None or self.rank(priced) < self.rank(old):
             self.priced[candidate] = priced
-        if self.best is None or rank(priced) < rank(self.best):
+        if self.best is None or self.rank(priced) < self.rank(self.best):
             self.best, self.best_costed = priced, costed
         return priced
 
     def _too_slow(self, costed: Costed, bound_s: float) -> None:
         """Note that the splits found for a candidate take at least `bound_s`, and others perhaps less."""
         self._prune(TOO_SLOW, costed.candidate)
-        bound_s *= costed.intra.proven_share
+        bound_s *= costed.intra.proven_share * self._weight(costed.candidate.mesh)
         self._bounds[costed.candidate] = max(bound_s, self._bounds.get(costed.candidate, 0.0))
         self.proven_s = min(self.proven_s, bound_s)
 
     def _priced(self, costed: Costed, plan: StagePlan, *, bound: float) -> Priced:
         """The price; by the event simulator too when the closed form alone would make it the best."""
         priced = price(costed, plan, bound=bound)
-        if costed.candidate.mesh.pp == 1 or (self.best and rank(priced) > rank(self.best)):
+        if costed.candidate.mesh.pp == 1 or (self.best and self.rank(priced) > self.rank(self.best)):
             return priced
         return price(costed, plan, bound=bound, simulated_s=simulated_s(costed, plan))
 
     def price_candidate(self, candidate: Candidate, *, below_s: float = math.inf) -> Priced | None:
-        """Price a candidate under every intra-op solution; None when it does not fit, or is not faster."""
-        if candidate not in self.priced:
-            for solution in self.solutions(candidate):
-                costed = self._costed_like(candidate, solution)
+        """Price a candidate under every intra-op solution, in every order; None if it does not fit, or
+        is not faster."""
+        if not self.found(candidate):
+            for costed in self._all_costed(candidate):
                 if math.isinf(costed.bound_s):
-                    self._prune("memory: does not fit even with full recomputation", candidate)
+                    self._prune("memory: does not fit even with full recomputation", costed.candidate)
                 else:
                     self.price(costed, below_s=below_s)
-        return self.priced.get(candidate)
+        return self.found(candidate)
+
+    def found(self, candidate: Candidate) -> Priced | None:
+        """The best price of a candidate over its orders, if it has one."""
+        laid = self._laid.get(candidate.mesh, ())
+        prices = [p for mesh in laid if (p := self.priced.get(replace(candidate, mesh=mesh)))]
+        return min(prices, key=self.rank, default=None)
 
     def _report(self, entry: Entry) -> None:
         if self.progress is not None:
@@ -318,11 +401,6 @@ class Exploration:
 def _queue_key(candidate: Candidate) -> tuple:
     """Order among equal bounds: large microbatches first, for what they tell about smaller ones."""
     return (-candidate.micro_batch, candidate.key)
-
-
-def rank(priced: Priced) -> tuple:
-    """Order of prices: the faster first, and of equals the simpler."""
-    return (round(math.log(priced.step_time_s) / TIE), priced.candidate.key)
 
 
 def mesh_sizes(candidate: Candidate) -> tuple[int, ...]:

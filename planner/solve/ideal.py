@@ -24,6 +24,16 @@ BACKWARD_OVER_FORWARD = 2
 """FLOPs of backward over forward for trained matrix products: one product for each operand."""
 
 
+def device_seconds(problem: SearchProblem) -> float:
+    """Seconds that one device alone would take for a step's FLOPs, at the best rate of any kernel."""
+    flops = sum(
+        n * facts.forward_flops_per_sample * (1 + BACKWARD_OVER_FORWARD * facts.trainable_share)
+        for name, n in problem.counts.items()
+        for facts in (problem.blocks[name],)
+    )
+    return flops * problem.job.global_batch / best_flops_per_s(problem.topology.device, problem.job.dtype)
+
+
 def roofline(problem: SearchProblem) -> Callable[[Candidate], float]:
     """A function candidate -> step time of the FLOPs alone, bubble included: the cheapest bound."""
     device_s = 1 / best_flops_per_s(problem.topology.device, problem.job.dtype)

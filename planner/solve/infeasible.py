@@ -22,6 +22,7 @@ from ..topology import Topology
 from .costed import Costed
 from .explain import gib, needed_bytes
 from .ideal import idealised
+from .placement import part_meshes
 from .price import price
 from .solver import Status
 from .space import candidates
@@ -37,8 +38,6 @@ OPTIMIZER_CHANGE = 2.0
 """Another optimizer ranks like twice the cluster: it may need other learning rates. A judgement."""
 MAX_NODE_DOUBLINGS = 10
 """More than a thousand times the cluster is no longer a helpful suggestion."""
-IDLE_TRIES = 64
-"""Nodes that may be left idle before another batch is the better advice."""
 LEANEST: Pins = {"micro_batch": 1, "zero": 3, "virtual_stages": 1}
 
 
@@ -50,7 +49,10 @@ def infeasible(problem: SearchProblem, pricing: Pricing, pins: Pins) -> Infeasib
         default=None,
     )
     if closest is None:
-        return _indivisible(problem, pins)
+        parts = [mesh.devices for mesh in part_meshes(problem, pins, at_least=1)]
+        if not parts:
+            return _indivisible(problem, pins)
+        return infeasible(replace(problem, topology=problem.topology.part(max(parts))), pricing, pins)
     memory, needed = problem.topology.device.memory_bytes, needed_bytes(closest)
     fixes = _fixes(problem, pricing, pins, more_memory=needed / memory)
     return Infeasible(
@@ -70,7 +72,6 @@ def _indivisible(problem: SearchProblem, pins: Pins) -> Infeasible:
     under = f" with {pins_in_words(pins)}" if pins else ""
     divides = f"use a global batch that {devices} divides, such as {math.lcm(batch, devices)}"
     fix = f"drop {pins_in_words(pins)}, or {divides}" if pins else divides
-    fixes = [divides, *_fewer_units(problem, pins)]
     return Infeasible(
         reason=(
             f"no mesh of {devices} devices divides the global batch of {batch} and the model's sizes"
@@ -78,19 +79,8 @@ def _indivisible(problem: SearchProblem, pins: Pins) -> Infeasible:
         ),
         short_by_bytes=0.0,
         nearest_fix=fix,
-        fixes=(f"drop {pins_in_words(pins)}", *fixes) if pins else tuple(fixes),
+        fixes=(f"drop {pins_in_words(pins)}", divides) if pins else (divides,),
     )
-
-
-def _fewer_units(problem: SearchProblem, pins: Pins) -> Iterator[str]:
-    """The most nodes (devices, where there are no nodes) that divide, the others left idle."""
-    topology = problem.topology
-    whole = topology.levels[-1].size
-    for units in range(whole - 1, max(0, whole - 1 - IDLE_TRIES), -1):
-        smaller = topology.with_nodes(units)
-        if next(candidates(replace(problem, topology=smaller), pins), None) is not None:
-            yield f"use {smaller.devices} of the {topology.devices} devices"
-            return
 
 
 # --------------------------------------------------------------------------- the leanest plans

@@ -215,6 +215,7 @@ class _Solver:
             networks=span.members[-1] if len(span.members) > 1 else 1,
             splits_residual=self._sequence_parallel or name != "tp",
             converts_parameters=self._framework.converts_parameters,
+            routes_own_tokens=self._framework.routes_own_tokens and name == "tp",
         )
 
     def _group_time(self, name: str, span: GroupSpan) -> Callable[[Collective, float], Estimate]:

@@ -15,7 +15,7 @@ from ..plan import Alternative, SearchSummary
 from ..problem import Candidate, Outcome, Priced
 from .balance import balanced
 from .explain import enlarged_to_fit, reasons, seconds_in_words, why_it_does_not_fit, why_it_lost
-from .exploration import ROUNDING, Exploration, mesh_sizes, rank
+from .exploration import ROUNDING, Exploration, mesh_sizes
 from .price import price
 from .simulated import simulated_s
 from .stages import solve_stages
@@ -35,21 +35,23 @@ def prove_best(run: Exploration, solver: str | None) -> None:
     simulated = simulated_s(costed, plan) if run.best.candidate.mesh.pp > 1 else 0.0
     run.best = price(costed, plan, bound=bound, simulated_s=simulated)
     run.priced[run.best.candidate] = run.best
-    run.proven_s = min(run.proven_s, run.best.bound_s)
+    run.proven_s = min(run.proven_s, run.best.bound_s * run.weighted_s(run.best) / run.best.step_time_s)
 
 
 def outcome(run: Exploration, top: int, experts: dict[str, Candidate]) -> Outcome:
     """Everything a plan is written from."""
     best = run.best
     assert best is not None
-    lower = min(run.proven_s, best.step_time_s)
+    used, _ = run.cluster(best.candidate.mesh)
+    weighted = run.weighted_s(best)
+    lower = min(run.proven_s, weighted)
     pruned = Counter(bound for candidate, bound in run.pruned.items() if candidate not in run.priced)
     summary = SearchSummary(
         meshes_considered=len(run.entries),
         meshes_pruned=pruned.total(),
         pruned_by=tuple(sorted(pruned.items())),
-        lower_bound_s=lower,
-        gap=(best.step_time_s - lower) / best.step_time_s,
+        lower_bound_s=lower * best.step_time_s / weighted,
+        gap=(weighted - lower) / weighted,
         solver=best.solver,
         complete=run.complete,
     )
@@ -57,16 +59,31 @@ def outcome(run: Exploration, top: int, experts: dict[str, Candidate]) -> Outcom
         best=best,
         alternatives=tuple(sorted(_alternatives(run, best, top, experts), key=lambda a: a.step_time_s)),
         summary=summary,
-        reasons=reasons(run.problem, best),
+        reasons=(*_idle(run, best), *reasons(replace(run.problem, topology=used), best)),
         warnings=tuple(_warnings(run)),
         pareto=tuple(_pareto(run, best)),
     )
 
 
+def _idle(run: Exploration, best: Priced) -> Iterator[str]:
+    """Why devices are left idle, where they are."""
+    devices, used = run.problem.topology.devices, best.candidate.mesh.devices
+    if used == devices:
+        return
+    whole = [p for p in run.priced.values() if p.candidate.mesh.devices == devices]
+    if not whole:
+        reason = f"no plan on all of them divides the batch of {run.problem.job.global_batch} and fits"
+    else:
+        fastest = min(whole, key=run.rank)
+        more = fastest.step_time_s / best.step_time_s - 1
+        reason = f"the best plan on all of them ({fastest.candidate}) takes {more:.1%} longer"
+    yield f"{used} of {devices} devices are used: {reason}."
+
+
 def _pareto(run: Exploration, best: Priced) -> Iterator[Alternative]:
     """Of the priced plans, those that no faster one beats in memory."""
     least = math.inf
-    for priced in sorted(run.priced.values(), key=rank):
+    for priced in sorted(run.priced.values(), key=run.rank):
         if priced.prediction.peak_memory_bytes < least:
             least = priced.prediction.peak_memory_bytes
             found = _alternative(best, priced, None)
@@ -76,7 +93,7 @@ def _pareto(run: Exploration, best: Priced) -> Iterator[Alternative]:
 def _warnings(run: Exploration) -> Iterator[str]:
     """Costs below what the search takes for impossible would make its bounds, and so the gap, wrong."""
     for candidate, found in run.priced.items():
-        least = run.ideal_bound_s(candidate)
+        least = run.ideal_s(candidate)
         if found.step_time_s < least * (1 - ROUNDING):
             yield (
                 f"{candidate} is priced at {seconds_in_words(found.step_time_s)} a step, below the "
@@ -94,7 +111,7 @@ def _alternatives(
         names.setdefault(candidate, []).append(name)
     shown = {best.candidate}
     seen = {mesh_sizes(best.candidate)}
-    for priced in sorted(run.priced.values(), key=rank):
+    for priced in sorted(run.priced.values(), key=run.rank):
         sizes = mesh_sizes(priced.candidate)
         if sizes in seen or len(seen) > top:
             continue

@@ -36,7 +36,7 @@ def price(costed: Costed, plan: StagePlan, *, bound: float, simulated_s: float =
     counts, so that bounds of the closed form stay bounds of the price.
     """
     ranks = (costed,) * costed.candidate.mesh.pp
-    return price_ranks(ranks, plan, bound=bound, cluster=costed.problem.topology, simulated_s=simulated_s)
+    return price_ranks(ranks, plan, bound=bound, cluster=costed.setting.topology, simulated_s=simulated_s)
 
 
 def price_ranks(

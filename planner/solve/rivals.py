@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 
 from ..problem import Candidate, Priced
-from .exploration import Entry, Exploration, mesh_sizes, rank
+from .exploration import Entry, Exploration, mesh_sizes
 from .space import EXPERTS, Expert
 
 FAMILY_TRIES = 3
@@ -44,7 +44,7 @@ def price_runners_up(run: Exploration, top: int) -> None:
     """Find the best plan of the meshes that come next by price or by bound, until there are `top`."""
     assert run.best is not None
     done = {mesh_sizes(run.best.candidate)}
-    order = [mesh_sizes(p.candidate) for p in sorted(run.priced.values(), key=rank)]
+    order = [mesh_sizes(p.candidate) for p in sorted(run.priced.values(), key=run.rank)]
     order += [mesh_sizes(e.candidate) for e in sorted(run.queue)]
     for sizes in dict.fromkeys(order):
         if len(done) > top or run.late:
@@ -62,18 +62,18 @@ def _best_of(run: Exploration, family: Sequence[Entry], *, ask: bool = True) -> 
 
     Without `ask`, once a member has a price, only members whose intra-op frontier is at hand are tried.
     """
-    known = [p for e in family if (p := run.priced.get(e.candidate))]
-    best = min(known, key=rank, default=None)
+    known = [p for e in family if (p := run.found(e.candidate))]
+    best = min(known, key=run.rank, default=None)
     tries = FAMILY_TRIES
     for bound, candidate in run.by_bound(family):
-        if not tries or run.late or math.isinf(bound) or (best and bound >= best.step_time_s):
+        if not tries or run.late or math.isinf(bound) or (best and bound >= run.weighted_s(best)):
             break
-        if candidate in run.priced or (best and run.floor_s(candidate) >= best.step_time_s):
+        if run.found(candidate) or (best and run.floor_s(candidate) >= run.weighted_s(best)):
             continue
         if best and not ask and not run.knows(candidate):
             continue
         tries -= 1
-        found = run.price_candidate(candidate, below_s=best.step_time_s if best else math.inf)
-        if found and (best is None or rank(found) < rank(best)):
+        found = run.price_candidate(candidate, below_s=run.weighted_s(best) if best else math.inf)
+        if found and (best is None or run.rank(found) < run.rank(best)):
             best = found
     return best

@@ -60,6 +60,7 @@ def search(
     try:
         seed_experts(run)
         run.explore()
+        run.explore_parts()
     except KeyboardInterrupt:
         if run.best is None:
             raise

@@ -10,7 +10,7 @@ Sizes are all divisors, not only powers of two. Expert plans are named subsets o
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -52,7 +52,7 @@ def divisors(n: int) -> list[int]:
 def meshes(problem: SearchProblem, pins: Pins) -> Iterator[Mesh]:
     """Every mesh whose sizes multiply to the cluster and divide the global batch."""
     devices, layers = problem.topology.devices, max(problem.layers, 1)
-    for tp in _tensor_sizes(problem, pins):
+    for tp in tensor_sizes(problem, pins):
         for ep in allowed("ep", problem.ep_sizes, pins):
             for cp in allowed("cp", problem.cp_sizes, pins):
                 inner = tp * ep * cp
@@ -61,18 +61,19 @@ def meshes(problem: SearchProblem, pins: Pins) -> Iterator[Mesh]:
                 for pp in allowed("pp", divisors(devices // inner), pins):
                     if devices % (inner * pp) or pp > (layers if problem.pipelines else 1):
                         continue
-                    if pp > 1 and tp > 1 and not _pipelines_tensor_groups(problem, pins):
+                    if pp > 1 and tp > 1 and not pipelines_tensor_groups(problem, pins):
                         continue
                     mesh = Mesh(pp=pp, dp=devices // (inner * pp), cp=cp, ep=ep, tp=tp, order=problem.order)
                     if pins.get("dp", mesh.dp) == mesh.dp and problem.job.global_batch % mesh.batch_ways == 0:
                         yield mesh
 
 
-def _pipelines_tensor_groups(problem: SearchProblem, pins: Pins) -> bool:
+def pipelines_tensor_groups(problem: SearchProblem, pins: Pins) -> bool:
+    """Whether the framework runs tensor groups in a pipeline."""
     return problem.framework.name not in PIPELINE_OR_TENSOR or {"pp", "tp"} <= pins.keys()
 
 
-def _tensor_sizes(problem: SearchProblem, pins: Pins) -> list[int]:
+def tensor_sizes(problem: SearchProblem, pins: Pins) -> list[int]:
     """Tensor sizes to try: one alone where the framework cannot split experts or tables beside them."""
     sparse = any(facts.sparse_numel for facts in problem.blocks.values())
     alone = sparse and problem.framework.name in SPARSE_WITHOUT_TP
@@ -84,9 +85,11 @@ def allowed(name: str, sizes: Sequence[int], pins: Pins) -> list[int]:
     return [int(pins[name])] if name in pins else sorted(set(sizes))
 
 
-def candidates(problem: SearchProblem, pins: Pins) -> Iterator[Candidate]:
-    """Every candidate of the space."""
-    for mesh in meshes(problem, pins):
+def candidates(
+    problem: SearchProblem, pins: Pins, among: Iterable[Mesh] | None = None
+) -> Iterator[Candidate]:
+    """Every candidate of the space, or of some meshes."""
+    for mesh in meshes(problem, pins) if among is None else among:
         samples = problem.job.global_batch // mesh.batch_ways
         sharded = [
             (zero, group)

@@ -97,7 +97,9 @@ def test_the_expert_plan_is_seeded():
 
 
 def test_groups_that_do_not_divide_are_infeasible():
-    found = search(problem(), MODEL.pricing(CLUSTER), pins={"tp": 1, "pp": 1, "shard_group": 5, "zero": 3})
+    found = search(
+        problem(), MODEL.pricing(CLUSTER), pins={"tp": 1, "dp": 8, "pp": 1, "shard_group": 5, "zero": 3}
+    )
     assert isinstance(found, Infeasible)
 
 
