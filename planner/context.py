@@ -3,7 +3,7 @@
 In: a graph, the cluster's size, a framework. Out: sizes of `cp` worth trying; or why a model cannot be
 split so. This project's runtime cuts the sequence where token ids are looked up, lets every operation
 on activations keep that cut, and gathers keys and values in attention: an operation that needs the
-whole sequence, or rows that are routed to experts, has no place in it.
+whole sequence has no place in it, nor have experts outside a module that works token by token (`routed`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from .divisibility import sequence_multiple
 from .errors import OptionError
 from .estimate.frameworks import OWN_FRAMEWORK
 from .graph import Graph, Op
+from .routed import obstacle as routing_obstacle
 from .rules.choices import BATCH, SEQUENCE, divides
 
 FRAMEWORKS = (OWN_FRAMEWORK, "megatron", "torch")
@@ -45,8 +46,9 @@ def obstacle(graph: Graph, cp: int, framework: str) -> str | None:
     if framework != OWN_FRAMEWORK:
         return None
     ops = [op for block in graph.blocks.values() for op in block.ops]
-    if any(op.experts or (op.table and op.reads[0].fqn in graph.table_fqns) for op in ops):
-        return "experts and sharded tables are not run with split sequences"
+    routed = routing_obstacle(graph, cp, framework)
+    if routed is not None:
+        return routed
     if not any(_looks_up_tokens(op) for op in ops):
         return "no token ids (batch, sequence) are looked up, where the sequence could be cut"
     whole = next((op for op in ops if _needs_all(op, cp)), None)

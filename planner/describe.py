@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from .graph import Block, Dim, Edge, Graph, Op, Operand
 from .layout import Collective, Placement, Replicate, Shard, conversion, gradient_needed
 from .plan import LayerList, ModuleLayout, ParameterPlacement, PlannedReshard, Split
+from .routed import routing_modules
 from .rules.choices import Choice
 from .solve.axis import AxisSolution, OpKey
 from .solve.intra_op import Splits
@@ -277,7 +278,8 @@ def _layer_entered(graph: Graph, edge: Edge) -> str | None:
 
 
 def _is_border(graph: Graph, block: str, index: int, *, first: bool) -> bool:
-    """Whether the op is the first (or last) of a module that reads parameters and has no other inside."""
+    """Whether the op is the first (or last) of a module that reads parameters and has no other inside, or of
+    one that routes tokens to experts."""
     ops = graph.blocks[block].ops
     module = ops[index].module
     owners = {
@@ -288,4 +290,5 @@ def _is_border(graph: Graph, block: str, index: int, *, first: bool) -> bool:
     }
     inside = [i for i, op in enumerate(ops) if op.module == module or op.module.startswith(f"{module}.")]
     leaf = all(ops[i].module == module for i in inside)
-    return bool(module) and module in owners and leaf and index == inside[0 if first else -1]
+    border = (leaf and module in owners) or module in routing_modules(graph)
+    return bool(module) and border and index == inside[0 if first else -1]

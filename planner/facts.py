@@ -21,6 +21,7 @@ from .divisibility import vocabulary_warnings
 from .graph import Graph
 from .plan import ClusterInfo, Link, ModelInfo
 from .profile import Job
+from .routed import routing_modules
 from .solve.intra_op import Splits
 from .topology import Topology
 
@@ -72,6 +73,7 @@ def layout_facts(graph: Graph, splits: Splits) -> dict[str, Any]:
         "modules": module_layouts(graph, splits),
         "reshards": planned_reshards(graph, splits),
         "layer_lists": layer_lists(graph),
+        "routing_modules": routing_modules(graph),
     }
 
 

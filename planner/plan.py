@@ -142,6 +142,11 @@ class ParameterPlacement:
     dim_sizes: tuple[tuple[int, ...], ...] = ()
     """Extent of every factor in `dims`: a split of an inner factor needs those before it."""
 
+    @property
+    def is_expert(self) -> bool:
+        """Whether it holds a matrix for each expert (a router's weight has one row for each)."""
+        return len(self.dims) == 3 and self.dims[0] == "experts"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleLayout:
@@ -329,6 +334,9 @@ class Plan:
     reshards: tuple[PlannedReshard, ...] = ()
     """Conversions on module borders: what the runtime installs."""
     layer_lists: tuple[LayerList, ...] = ()
+    routing_modules: tuple[str, ...] = ()
+    """Modules that route tokens to experts: beside tp or cp each rank runs them on its own part of the
+    sequences."""
     shard_group: int | None = None
     """Data-parallel neighbours that ZeRO shards over, the others holding copies (HSDP); None: all."""
     pareto: tuple[Alternative, ...] = ()

@@ -26,6 +26,8 @@ from .options import check_pins
 from .plan import Infeasible, Plan
 from .problem import BlockFacts, Outcome, Pricing, SearchProblem, SearchProgress
 from .profile import OPTIMIZERS, Framework, Job
+from .routed import check_routing
+from .routed import obstacle as routing_obstacle
 from .rules.choices import BATCH, SEQUENCE
 from .solve.batch_slack import batch_slack
 from .solve.block_cost import sparse_parameters
@@ -138,6 +140,7 @@ def check_tensor(graph: Graph, problem: SearchProblem, pins: Mapping[str, int | 
     tp = pins.get("tp")
     if isinstance(tp, int) and tp not in problem.tp_sizes:
         check_tensor_size(graph, tp, problem.tp_sizes, problem.job.framework)
+        check_routing(graph, tp, problem.tp_sizes, problem.job.framework)
 
 
 def teller(tell: Callable[[str], None] | None) -> Callable[[SearchProgress], None] | None:
@@ -212,7 +215,11 @@ def tensor_sizes(graph: Graph, devices: int, framework: str = OWN_FRAMEWORK) -> 
     sizes = [n for n in range(1, min(devices, MAX_TP) + 1) if devices % n == 0]
     wide = _wide_ops(graph)
     fitting = (n for n in sizes if n == 1 or all(_splits(op, n) for op in wide))
-    return tuple(n for n in fitting if framework_splits(graph, n, framework))
+    return tuple(
+        n
+        for n in fitting
+        if framework_splits(graph, n, framework) and routing_obstacle(graph, n, framework) is None
+    )
 
 
 def _wide_ops(graph: Graph) -> list:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .topology import HostTime
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimizer:
@@ -113,10 +115,14 @@ class Framework:
     """Whether selective recomputation rules out schedules that run backward in two parts (PyTorch's)."""
     recompute_stops_early: bool = False
     """Whether full recomputation ends once everything kept is back (PyTorch's non-reentrant checkpoints)."""
+    routes_own_tokens: bool = False
+    """Whether tp ranks route each its own part of the sequences to experts, the router being whole."""
     dedups_routing: bool = False
     """Whether a token that several experts of one node take crosses the network once."""
     routing_s: float = 0.0
     """Host time per mixture-of-experts layer and microbatch, each way, that nothing hides."""
+    host: HostTime | None = None
+    """Host time per operation, where the cluster is one of CPUs and was measured; None: hidden."""
 
 
 def hidden_share(framework: Framework, axis: str) -> float:

@@ -28,6 +28,7 @@ from .names import aliases, placements_by_name
 from .ops import sharded_ops
 from .parallel import Parallel
 from .recompute import recompute
+from .routed import install_routing
 from .schedule import Pipeline
 from .stages import StageCut, StageLayers, cut_out, find_border, layers_in, list_path, stage_cuts
 from .ties import find_ties
@@ -60,6 +61,7 @@ def apply(
         # tensor splits before data: FSDP shards what tensor parallelism leaves to each rank
         shard_parameters(stage.model, planned, mesh, values=weights.value, device=device)
         install_reshards(stage.model, plan, mesh)
+        install_routing(stage.model, plan, mesh.activations)
         # recompute inside data: a layer's parameters are gathered once for running it again
         _recompute(stage, plan, mesh)
     forwards = _forwards(stages, plan, mesh, loss)

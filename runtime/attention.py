@@ -15,9 +15,12 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from .context import AXIS as CONTEXT
 from .context import ROWS_DIM, attend, names_of
+from .labels import labelled
 from .layouts import is_strided, local_part, shard_dim
-from .operands import whole_on
+from .operands import gradient_laid_out, whole_on
 
+LABEL = "operands of attention"
+"""Of conversions that no module's border states."""
 BATCH_DIM, HEADS_DIM = 0, 1
 """Of attention's operands, (batch, heads, length, head_dim)."""
 
@@ -29,8 +32,9 @@ def attention(
     """Attention of each rank's own samples or heads; the layout is the query's."""
     if not isinstance(query, DTensor):
         return NotImplemented
-    query = _splittable(query)
-    key, value = (_like_query(x, query, enable_gqa) for x in (key, value))
+    with labelled(LABEL):
+        query = _splittable(query)
+        key, value = (_like_query(x, query, enable_gqa) for x in (key, value))
     if attn_mask is not None:
         attn_mask = _mask_part(attn_mask, query)
     options = {"dropout_p": dropout_p, "scale": scale, "enable_gqa": enable_gqa}
@@ -80,12 +84,13 @@ def _like_query(x: Any, query: DTensor, enable_gqa: bool) -> DTensor:
 
 def _local(x: DTensor, query: DTensor) -> Tensor:
     """The local part; a whole operand of a split query gets its gradient in parts."""
-    return x.to_local(
+    local = x.to_local(
         grad_placements=[
             Partial() if own.is_replicate() and not placed.is_replicate() else own
             for own, placed in zip(x.placements, query.placements, strict=True)
         ]
     )
+    return gradient_laid_out(local) if local.requires_grad else local
 
 
 def _mask_part(mask: Tensor, query: DTensor) -> Tensor:

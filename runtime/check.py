@@ -18,15 +18,18 @@ from ..planner.plan import ParameterPlacement, Plan
 from ..planner.schedule import SPLIT_BACKWARD
 from ..planner.schedule import check as check_schedule
 
+EXPERT_WIDTH = "expert_ffn"
+"""What plans call the dim between an expert's products."""
+
 
 def check(plan: Plan, model: nn.Module, planned: Mapping[str, ParameterPlacement]) -> None:
     """Raise `PlanError` naming what cannot be executed."""
     mesh = plan.mesh
     if plan.job.mode != "train":
         raise PlanError(f"the plan is for mode {plan.job.mode!r}; only train can be run")
-    if mesh.cp > 1 and any("experts" in dims for p in plan.parameters for dims in p.dims):
+    if max(mesh.cp, mesh.tp) > 1 and any(p.is_expert for p in plan.parameters) and not plan.routing_modules:
         raise PlanError(
-            f"the plan has cp={mesh.cp} and experts: context parallelism runs on dense models only"
+            f"the plan has cp={mesh.cp}, tp={mesh.tp} and experts but names no module that routes; plan again"
         )
     if plan.shard_group and (mesh.dp % plan.shard_group or mesh.cp * mesh.ep > 1 or not plan.zero_stage):
         raise PlanError(
@@ -59,15 +62,18 @@ def _check_recompute(plan: Plan) -> None:
 
 def _check_parameter(plan: Plan, parameter: ParameterPlacement) -> None:
     cuts = {axis: text for axis, text in parameter.placements if text != "R"}
-    if "ep" in cuts and plan.mesh.tp > 1:
-        raise PlanError(
-            f"{parameter.fqn} is split over ep in a plan with tp={plan.mesh.tp}: "
-            "experts and tables run with tp=1 only"
-        )
     if "ep" in cuts and not cuts["ep"].endswith("@0"):
         raise PlanError(f"{parameter.fqn}: {cuts['ep']} over ep; only dim 0 (experts, rows) can be split")
-    if "tp" in cuts and "experts" in parameter.dims:
-        raise PlanError(f"{parameter.fqn}: {cuts['tp']} over tp; experts cannot be split so yet")
+    if plan.mesh.tp > 1 and parameter.is_expert and not _is_expert_cut(cuts.get("tp", "R")):
+        raise PlanError(
+            f"{parameter.fqn}: {cuts.get('tp', 'R')} over tp; "
+            f"experts are split by expert or along {EXPERT_WIDTH}"
+        )
+
+
+def _is_expert_cut(text: str) -> bool:
+    """Whether tp cuts experts as `routed` runs them."""
+    return text.startswith(("S(experts)@0", f"S({EXPERT_WIDTH}"))
 
 
 def reduces_once(plan: Plan) -> bool:
@@ -86,10 +92,21 @@ def runs_layers_again(plan: Plan) -> bool:
 
 
 def unstated(plan: Plan) -> tuple[str, ...]:
-    """Labels of planned conversions that lie on no module's border."""
+    """Labels of planned conversions that lie on no module's border, nor where tokens are routed."""
     stated = {r.label for r in plan.reshards if r.axis == "tp"}
-    labels = (c.label for c in plan.communications if c.axis == "tp" and "->" in c.label)
+    labels = (
+        c.label
+        for c in plan.communications
+        if c.axis == "tp" and "->" in c.label and not is_routed(plan, c.label)
+    )
     return tuple(dict.fromkeys(label for label in labels if label.removesuffix(" (gradient)") not in stated))
+
+
+def is_routed(plan: Plan, label: str) -> bool:
+    """Whether a planned conversion lies between two operations of a module that routes."""
+    ends = label.removesuffix(" (gradient)").replace(" -> ", ", ").split(", ")
+    paths = [path.removeprefix("model.") for path in plan.routing_modules]  # as labels name them
+    return any(all(end == path or end.startswith(f"{path}.") for end in ends) for path in paths)
 
 
 def differences(plan: Plan) -> tuple[str, ...]:

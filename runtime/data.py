@@ -32,10 +32,11 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
 from torch.distributed.tensor import DTensor, Placement, Shard
 
-from .experts import COMPUTE_DTYPE
+from .context import names_of
+from .experts import COMPUTE_DTYPE, is_sparse
 from .labels import labelled
 from .layouts import is_strided, shard_dim
-from .mesh import Meshes
+from .mesh import REPLICA, Meshes
 
 SPARSE_LABEL = "gradients of sparse parameters"
 
@@ -67,7 +68,8 @@ def shard_data(
 
     def placed(parameter: nn.Parameter) -> Shard | ShardPlacementResult | None:
         if parameter in sparse:
-            return ShardPlacementResult(placement=Shard(0), mesh_info=replicas)
+            dim = _shard_dim(parameter, mesh.replica.size()) or Shard(0)
+            return ShardPlacementResult(placement=dim, mesh_info=replicas)
         return _shard_dim(parameter, mesh.shards.size(-1))
 
     unmanaged = sparse if zero_stage == 0 or mesh.replica.size() == 1 else set()
@@ -87,18 +89,18 @@ def shard_data(
             )
 
 
-def is_sparse(parameter: torch.Tensor) -> bool:
-    """Whether it is split over `ep`."""
-    return isinstance(parameter, DTensor) and "ep" in (parameter.device_mesh.mesh_dim_names or ())
+def is_unmanaged(parameter: torch.Tensor) -> bool:
+    """Whether it is a sparse parameter that FSDP does not shard over its replicas."""
+    return (
+        isinstance(parameter, DTensor)
+        and is_sparse(parameter)
+        and REPLICA not in names_of(parameter.device_mesh)
+    )
 
 
 def sum_replicas(parameters: Iterable[nn.Parameter], mesh: Meshes) -> None:
     """Average, over the ranks that hold the same ones, the gradients of experts that FSDP does not manage."""
-    grads = [
-        p.grad.to_local()
-        for p in parameters
-        if is_sparse(p) and isinstance(p.grad, DTensor) and p.grad.device_mesh.ndim == 1
-    ]
+    grads = [p.grad.to_local() for p in parameters if is_unmanaged(p) and isinstance(p.grad, DTensor)]
     if not grads or mesh.replica.size() == 1:
         return
     flat = _flatten_dense_tensors(grads)

@@ -1,105 +1,68 @@
-"""Experts and embedding tables split over `ep`: rows travel to the rank that holds their weights.
+"""Experts and embedding tables split over `ep`, and over `tp` beside it: rows travel to their weights.
 
-In: grouped products and lookups whose weight is a DTensor on the `ep` axis, while every rank of the
-axis has its own samples. Out: the same results, by all-to-all:
+In: grouped products and lookups whose weight is a DTensor on the `ep` axis, or on `ep` and `tp`, while every
+rank has its own samples (along tp, its own part of the sequences: see `routed`). Out: the same results:
 
     rows sorted by owner -> counts exchanged -> rows exchanged -> local product or lookup -> back
 
-The rows that `F.grouped_mm` has sent out stay with their experts (`Dispatched`) through pointwise
-operations and further grouped products; the first other operation brings them back. So an expert of
-several matrices costs one exchange out and one back, and the module's own code stays as it is.
+first along ep, then along tp, in the ways of `exchange`. The rows that `F.grouped_mm` has sent out stay with
+their experts (`Dispatched`) through pointwise operations and further grouped products; the first other
+operation brings them back. So an expert of several matrices costs one exchange out and one back, and the
+module's own code stays as it is.
 
-A rank's expert gradients already add up the samples of all ranks of the axis; as losses are means,
-they are divided by its size, where a dense parameter's would be averaged.
+A rank's expert gradients already add up the samples of all ranks of ep; as losses are means, they are
+divided by its size, where a dense parameter's would be averaged. Over cp, which data parallelism averages
+over too, they are sums: they are multiplied by its size (see `context`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
-from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.utils._pytree import tree_leaves
 
 from ..planner.errors import PlanError
-from .embedding import split_lookup
-from .labels import labelled
+from .context import AXIS as CONTEXT
+from .context import names_of
+from .exchange import Way, exchanged_counts, route_of, sent_by_expert, shared_by_all
+from .layouts import shard_dim
 
 AXIS = "ep"
 COMPUTE_DTYPE = "compute_dtype"
 """Attribute of a weight that FSDP does not manage, and so does not cast: the planned dtype."""
-COUNTS_LABEL = "rows for each rank of ep"
 
 
-def on_expert_axis(mesh: DeviceMesh) -> bool:
-    """Whether a mesh is the `ep` axis."""
-    return mesh.mesh_dim_names == (AXIS,)
+def is_sparse(weight: Any) -> bool:
+    """Whether it is an expert's weight or a table that is split over `ep`."""
+    return isinstance(weight, DTensor) and AXIS in names_of(weight.device_mesh)
 
 
-def local_weight(weight: DTensor) -> Tensor:
-    """This rank's experts or rows, whose gradient is divided by the size of the axis."""
-    scaled = _DividedGradient.apply(weight.to_local(), weight.device_mesh.size())
+def local_weight(weight: DTensor, activations: DeviceMesh) -> Tensor:
+    """This rank's experts or rows, with a gradient that data parallelism may average."""
+    factor = _ranks(activations, CONTEXT) / _ranks(weight.device_mesh, AXIS)
+    scaled = _ScaledGradient.apply(weight.to_local(), factor)
     assert isinstance(scaled, Tensor)
     return scaled.to(getattr(weight, COMPUTE_DTYPE, weight.dtype))
 
 
-class _DividedGradient(torch.autograd.Function):
+def _ranks(mesh: DeviceMesh, axis: str) -> int:
+    return mesh.size(names_of(mesh).index(axis)) if axis in names_of(mesh) else 1
+
+
+class _ScaledGradient(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, divisor: int) -> Tensor:
-        ctx.divisor = divisor
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return grads[0] / ctx.divisor, None
-
-
-# --------------------------------------------------------------------------- the exchange
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """How many rows go to and come from each rank."""
-
-    sent: tuple[int, ...]
-    received: tuple[int, ...]
-    mesh: DeviceMesh
-
-    def there(self, rows: Tensor) -> Tensor:
-        """Rows sorted by rank, to their owners; differentiable."""
-        return _exchange(rows, self.received, self.sent, self.mesh)
-
-    def back(self, rows: Tensor) -> Tensor:
-        """The way back."""
-        return _exchange(rows, self.sent, self.received, self.mesh)
-
-
-def _exchange(rows: Tensor, out: tuple[int, ...], into: tuple[int, ...], mesh: DeviceMesh) -> Tensor:
-    if not rows.dtype.is_floating_point:
-        result = rows.new_empty(sum(out), *rows.shape[1:])
-        dist.all_to_all_single(result, rows.contiguous(), list(out), list(into), group=mesh.get_group())
-        return result
-    moved = all_to_all_single_autograd(rows.contiguous(), list(out), list(into), mesh.get_group())
-    return moved.wait() if hasattr(moved, "wait") else moved  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def exchanged_counts(counts: Tensor, mesh: DeviceMesh) -> Tensor:
-    """From (ranks, kinds) rows to send, the same for rows to receive."""
-    received = torch.empty_like(counts)
-    with labelled(COUNTS_LABEL):
-        dist.all_to_all_single(received, counts.contiguous(), group=mesh.get_group())
-    return received
-
-
-def route_of(sent: Tensor, received: Tensor, mesh: DeviceMesh) -> Route:
-    """The route of (ranks, kinds) counts."""
-    return Route(tuple(sent.sum(1).tolist()), tuple(received.sum(1).tolist()), mesh)
+        return grads[0] * ctx.factor, None
 
 
 # --------------------------------------------------------------------------- experts
@@ -112,8 +75,7 @@ class Dispatched(Tensor):
     of this rank's own as well, gets the rows of its own samples, back in the order in which they were sent.
     """
 
-    route: Route
-    order: Tensor
+    ways: tuple[Way, ...]
     ends: Tensor
 
     @classmethod
@@ -158,38 +120,42 @@ def _rows(value: Any) -> Any:
 def _like(value: Any, like: Dispatched) -> Any:
     if isinstance(value, tuple | list):
         return tuple(_like(item, like) for item in value)
-    result = value.as_subclass(Dispatched)
-    result.route, result.order, result.ends = like.route, like.order, like.ends
+    return _with(value, like.ways, like.ends)
+
+
+def _with(rows: Tensor, ways: tuple[Way, ...], ends: Tensor) -> Dispatched:
+    result = rows.as_subclass(Dispatched)
+    result.ways, result.ends = ways, ends
     return result
 
 
-def grouped_product(x: Any, weight: Any, *, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
+def grouped_product(
+    x: Any, weight: Any, *, offs: Any = None, bias: Any = None, out_dtype: Any = None, activations: DeviceMesh
+) -> Any:
     """`F.grouped_mm` of rows with experts of other ranks; `offs` are the ends of each expert's rows.
 
     Raises `PlanError` for forms without offsets.
     """
-    if not isinstance(weight, DTensor) or not on_expert_axis(weight.device_mesh):
-        return NotImplemented
     if offs is None or bias is not None or weight.ndim != 3:
-        raise PlanError("experts over ep run as grouped_mm(rows, weights, offs=...), without a bias")
-    sent_out = x if isinstance(x, Dispatched) else dispatched(x, offs, weight.device_mesh)
-    product = F.grouped_mm(_rows(sent_out), local_weight(weight), offs=sent_out.ends, out_dtype=out_dtype)
+        raise PlanError("experts over ep or tp run as grouped_mm(rows, weights, offs=...), without a bias")
+    sent_out = x if isinstance(x, Dispatched) else dispatched(x, offs, weight)
+    local = local_weight(weight, activations)
+    product = F.grouped_mm(_rows(sent_out), local, offs=sent_out.ends, out_dtype=out_dtype)
     return _like(product, sent_out)
 
 
-def dispatched(x: Tensor, ends: Tensor, mesh: DeviceMesh) -> Dispatched:
+def dispatched(x: Tensor, ends: Tensor, weight: DTensor) -> Dispatched:
     """Rows sorted by expert, with their experts. The same rows and ends are sent once."""
     remembered = _LAST.get("rows")
     if remembered is not None and remembered[0] is x and remembered[1] is ends:
         return remembered[2]
-    counts = torch.diff(ends.long(), prepend=ends.new_zeros(1).long()).view(mesh.size(), -1)
-    received = exchanged_counts(counts, mesh)
-    route = route_of(counts, received, mesh)
-    kinds = torch.arange(counts.shape[1], device=x.device).repeat(mesh.size())
-    order = kinds.repeat_interleave(received.flatten()).argsort(stable=True)
-    result = route.there(x)[order].as_subclass(Dispatched)
-    result.route, result.order = route, order
-    result.ends = received.sum(0).cumsum(0).to(torch.int32)
+    rows, local_ends, ways = x, ends, []
+    for axis, placed in zip(names_of(weight.device_mesh), weight.placements, strict=True):
+        if weight.device_mesh[axis].size() > 1:
+            way = sent_by_expert if shard_dim(placed) == 0 else shared_by_all
+            rows, local_ends, back = way(rows, local_ends, weight.device_mesh[axis])
+            ways.append(back)
+    result = _with(rows, tuple(ways), local_ends)
     _LAST["rows"] = (x, ends, result)
     return result
 
@@ -203,33 +169,62 @@ def combined(value: Any) -> Any:
     if not isinstance(value, Dispatched):
         return value
     _LAST.clear()
-    return value.route.back(_rows(value)[value.order.argsort()])
+    rows = _rows(value)
+    for way in reversed(value.ways):
+        rows = way.back(rows)
+    return rows
 
 
 # --------------------------------------------------------------------------- tables
 
 
 def lookup(
-    ids: Any, weight: Any, padding_idx: Any = None, max_norm: Any = None, *rest: Any, **named: Any
-) -> Any:
-    """`F.embedding` in a table whose rows lie on other ranks of ep (or of tp, see `embedding`).
+    ids: Any, weight: Any, padding_idx: Any = None, max_norm: Any = None, norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False, sparse: bool = False, *, activations: DeviceMesh,
+) -> Any:  # fmt: skip
+    """`F.embedding` in a table whose rows lie on other ranks of ep; of each, tp may cut rows or columns.
 
     Raises `PlanError` for the options that change the table or its gradient.
     """
-    if not isinstance(weight, DTensor):
-        return NotImplemented
-    if not on_expert_axis(weight.device_mesh):
-        return split_lookup(ids, weight, padding_idx, max_norm, *rest, **named)
-    if padding_idx is not None or max_norm is not None or any(named.values()) or any(rest[1:]):
+    if padding_idx is not None or max_norm is not None or scale_grad_by_freq or sparse:
         raise PlanError(
             "a table over ep is looked up without padding_idx, max_norm, frequency scaling or sparse"
         )
-    mesh, table = weight.device_mesh, local_weight(weight)
-    flat = ids.flatten()
-    owner = flat // table.shape[0]
+    along = dict(zip(names_of(weight.device_mesh), weight.placements, strict=True))
+    mesh, table = weight.device_mesh[AXIS], local_weight(weight, activations)
+    own = ids.to_local() if isinstance(ids, DTensor) else ids
+    cut, split_rows = along.get("tp", Replicate()), 1
+    if shard_dim(cut) == 0:
+        split_rows = weight.device_mesh["tp"].size()
+    rows = table.shape[0] * split_rows
+    flat = own.flatten()
+    owner = flat // rows
     order = owner.argsort(stable=True)
     sent = torch.bincount(owner, minlength=mesh.size()).unsqueeze(1)
     route = route_of(sent, exchanged_counts(sent, mesh), mesh)
-    wanted = route.there(flat[order]) - mesh.get_local_rank() * table.shape[0]
-    vectors = route.back(F.embedding(wanted, table))
-    return vectors[order.argsort()].unflatten(0, ids.shape)
+    wanted = route.there(flat[order]) - mesh.get_local_rank() * rows
+    if split_rows > 1:
+        vectors = _own_rows(wanted - weight.device_mesh.get_local_rank("tp") * table.shape[0], table)
+    else:
+        vectors = F.embedding(wanted, table)
+    found = route.back(vectors)[order.argsort()].unflatten(0, own.shape)
+    if activations.size() == 1:
+        return found
+    placed = [_looked_up(name, ids, cut, found.ndim) for name in names_of(activations)]
+    return DTensor.from_local(found, activations, placed, run_check=False)
+
+
+def _own_rows(ids: Tensor, table: Tensor) -> Tensor:
+    """Vectors of the ids that lie in this part of the table, zeros for others."""
+    here = (ids >= 0) & (ids < table.shape[0])
+    return F.embedding(ids.where(here, 0), table) * here.unsqueeze(-1)
+
+
+def _looked_up(axis: str, ids: Any, cut: Placement, ndim: int) -> Placement:
+    """How the vectors lie along an axis of activations."""
+    if axis == CONTEXT:
+        placements = dict(zip(names_of(ids.device_mesh), ids.placements, strict=True))
+        return placements[axis]
+    if shard_dim(cut) == 0:
+        return Partial()
+    return Replicate() if cut.is_replicate() else Shard(ndim - 1)

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from ..planner.layout import Collective
 from ..planner.plan import Plan
 from ..planner.schedule import stages_of
-from .check import reduces_once, runs_layers_again, syncs_every_microbatch, unstated
+from .attention import LABEL as OPERANDS
+from .check import is_routed, reduces_once, runs_layers_again, syncs_every_microbatch, unstated
 from .context import AXIS as CONTEXT
 from .context import LABEL as KEYS_AND_VALUES
+from .exchange import COUNTS_LABEL
+from .exchange import ROWS_LABEL as ROUTED
 from .executed import Executed, axes_of
-from .experts import COUNTS_LABEL
 from .gradients import NORM_LABEL, REPLICATED_LABEL
 from .labels import LOSS_LABEL
 from .loss import LABEL as INSIDE_LOSS
@@ -30,7 +32,7 @@ GRADIENT = " (gradient)"
 GREETING_BYTES = 4
 """Pipelining's first step begins with a message of one number between neighbours."""
 STAGES = "activations between stages"
-DATA, ROUTED = "parameters and gradients", "rows to experts or tables, and back"
+DATA = "parameters and gradients"
 BOOKKEEPING = {LOSS_LABEL, COUNTS_LABEL}
 """Small collectives that no plan prices: averaging the printed loss, counts of rows per rank."""
 
@@ -48,6 +50,8 @@ class Row:
     """All executions together."""
     executed_bytes: float
     agrees: bool
+    as_often: bool
+    """Whether it ran as often as planned, whatever its bytes."""
     announced: bool
     """Whether `check.differences` tells of it."""
 
@@ -59,7 +63,8 @@ def compare(plan: Plan, executed: Sequence[Sequence[Executed]]) -> tuple[Row, ..
     """Rows for the busiest of some ranks, as plans count (pipeline stages run different collectives)."""
     planned: dict[Key, tuple[float, float]] = {}
     for c in plan.communications:
-        key = (_grouped(c.label, c.collective, c.axis), c.collective, c.axis)
+        routed = is_routed(plan, c.label)
+        key = (ROUTED if routed else _grouped(c.label, c.collective, c.axis), c.collective, c.axis)
         count = _messages(plan) if c.collective is Collective.SEND_RECV else c.count
         _add(planned, key, count, count * c.bytes)
     done: dict[Key, tuple[float, float]] = {}
@@ -75,7 +80,7 @@ def counts_agree(row: Row) -> bool:
     A plan for another dtype or for more data ranks has other bytes.
     """
     if row.axis == "tp" and row.planned_count and row.executed_count:
-        return row.agrees or row.planned_count == row.executed_count
+        return row.agrees or row.as_often
     return bool(row.planned_count) == bool(row.executed_count)
 
 
@@ -111,7 +116,7 @@ def _grouped(label: str, collective: Collective, axis: str) -> str:
     """What torch runs block by block has no label of its own and is compared as a whole."""
     if collective is Collective.SEND_RECV:
         return STAGES
-    if label in (NORM_LABEL, REPLICATED_LABEL, TIED_LABEL):
+    if label in (NORM_LABEL, REPLICATED_LABEL, TIED_LABEL, ROUTED):
         return label
     if axis == CONTEXT and (label.startswith(KEYS_AND_VALUES) or "->" in label):
         return KEYS_AND_VALUES
@@ -125,7 +130,9 @@ def _rows(
 ) -> Iterator[Row]:
     off_border = frozenset(unstated(plan))
     again, once = runs_layers_again(plan), reduces_once(plan)
-    instead = ("", INSIDE_LOSS) if off_border else ()
+    instead = ("", INSIDE_LOSS, OPERANDS) if off_border else ()
+    after_dtensor = {r.label for r in plan.reshards if off_border and r.side == "input"}
+    once_entered = _share(plan)
     for key in dict.fromkeys((*planned, *done)):
         label, collective, axis = key
         (planned_count, planned_bytes), (count, nbytes) = planned.get(key, (0, 0)), done.get(key, (0, 0))
@@ -139,22 +146,22 @@ def _rows(
             executed_bytes=nbytes,
             announced=(axis == "tp" and (label in off_border or label in instead))
             or (axis == "tp" and bool(off_border) and label.endswith(GRADIENT) and not planned_count)
+            or (axis == "tp" and label in after_dtensor and count < planned_count)
+            or (label == REPLICATED_LABEL and bool(off_border) and nbytes > planned_bytes)  # it has no label
             or (once and label == DATA)
             or (again and label not in (DATA, STAGES) and 0 < planned_count < count)
             or (label == REPLICATED_LABEL and syncs_every_microbatch(plan))
             or (label == KEYS_AND_VALUES and planned_count <= count and nbytes <= planned_bytes),
             agrees=_agree(label, (planned_count, planned_bytes), (count, nbytes))
-            or _enters_once(plan, (planned_count, planned_bytes), (count, nbytes)),
+            or (planned_count * once_entered, planned_bytes * once_entered) == (count, nbytes),
+            as_often=count in (planned_count, planned_count * once_entered),
         )
 
 
-def _enters_once(plan: Plan, planned: tuple[float, float], done: tuple[float, float]) -> bool:
-    """Whether it is what enters the first layer: priced as a share of every layer, run on the first stage."""
+def _share(plan: Plan) -> float:
+    """How much oftener than priced, a share of every layer, the first stage runs what enters the first."""
     layers = [stage.layers for stage in plan.stages]
-    if plan.mesh.pp == 1 or not sum(layers):
-        return False
-    share = sum(layers) / max(layers)
-    return done == (planned[0] * share, planned[1] * share)
+    return sum(layers) / max(layers) if plan.mesh.pp > 1 and sum(layers) else 1.0
 
 
 def _agree(label: str, planned: tuple[float, float], done: tuple[float, float]) -> bool:

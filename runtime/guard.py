@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ..planner.errors import OptionError, RunError
-from .data import is_sparse
+from .data import is_unmanaged
 from .parallel import Parallel
 
 FAILED = 1
@@ -138,7 +138,7 @@ def _groups_with_copies(parameter: nn.Parameter, parallel: Parallel) -> Iterator
     for i, placed in enumerate(parameter.placements):
         if placed.is_replicate():
             yield parameter.device_mesh.get_group(i)
-    if is_sparse(parameter) and parameter.device_mesh.ndim == 1:
+    if is_unmanaged(parameter):
         yield parallel.mesh.replica.get_group()
 
 

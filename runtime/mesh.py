@@ -47,7 +47,7 @@ class Meshes:
 
 
 DATA_AXES = ("dp", "cp", "ep")
-REPLICA_AXES = ("dp", "cp")
+REPLICA, REPLICA_AXES = "replica", ("dp", "cp")
 
 
 def device_mesh(mesh: Mesh, device_type: str, *, shard_group: int | None = None) -> Meshes:
@@ -73,4 +73,4 @@ def _made(mesh: Mesh, device_type: str, shard_group: int | None, _world: dist.Pr
     if shard_group is not None:
         sizes = (mesh.dp // shard_group, shard_group)
         shards = root["dp"]._unflatten("dp", sizes, ("copies", "shards"))
-    return Meshes(root=root, data=data, replica=root[REPLICA_AXES]._flatten("replica"), shards=shards)
+    return Meshes(root=root, data=data, replica=root[REPLICA_AXES]._flatten(REPLICA), shards=shards)

@@ -18,6 +18,7 @@ from .layouts import local_part, parameter_placement
 from .mesh import Meshes
 from .moves import install, says_something
 from .names import matches
+from .routed import inside_routing
 
 Values = Callable[[str], torch.Tensor]
 """Whole values of a parameter by its name."""
@@ -53,15 +54,29 @@ def owned_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn
 def _part(
     whole: torch.Tensor, planned: ParameterPlacement, mesh: Meshes, device: torch.device
 ) -> torch.Tensor:
-    """A DTensor on ep for experts and tables, on tp for all others while tp > 1."""
-    sparse = not parameter_placement(planned, "ep").is_replicate()
-    name, axis = ("ep", mesh.ep) if sparse else ("tp", mesh.tp)
-    if axis.size() == 1:
-        return whole.to(device, copy=True)
-    placed = parameter_placement(planned, name)
-    local = local_part(whole, placed, ranks=axis.size(), rank=axis.get_local_rank()).to(device)
+    """A DTensor on ep, and on tp if that cuts it too, for experts and tables; on tp for all others.
+
+    Not where those axes have one rank each.
+    """
+    placed = {axis: parameter_placement(planned, axis) for axis in ("ep", "tp")}
+    cut = {axis for axis in placed if not placed[axis].is_replicate()}
+    sparse = "ep" in cut or ("tp" in cut and planned.is_expert)
+    axes = tuple(axis for axis in placed if axis in cut or axis == ("ep" if sparse else "tp"))
+    local = whole
+    for axis in axes:
+        local = local_part(
+            local, placed[axis], ranks=mesh.root[axis].size(), rank=mesh.root[axis].get_local_rank()
+        )
+    local = local.to(device, copy=local is whole)
+    if mesh.root[axes].size() == 1:
+        return local
     return DTensor.from_local(
-        local, axis, [placed], run_check=False, shape=whole.shape, stride=whole.stride()
+        local,
+        mesh.root[axes],
+        [placed[axis] for axis in axes],
+        run_check=False,
+        shape=whole.shape,
+        stride=whole.stride(),
     )
 
 
@@ -72,6 +87,8 @@ def install_reshards(model: nn.Module, plan: Plan, mesh: Meshes) -> None:
         return
     planned = [r for r in plan.reshards if r.axis == "tp" and says_something(r)]
     for name, module in model.named_modules():
+        if inside_routing(plan, name):  # where every rank has its own tokens
+            continue
         for reshard in planned:
             if matches(reshard.module, name):
                 install(module, reshard, axis)

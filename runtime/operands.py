@@ -40,6 +40,26 @@ def whole_on(value: Any, mesh: DeviceMesh) -> Any:
     return value
 
 
+def gradient_laid_out(local: Tensor) -> Tensor:
+    """The same tensor; its gradient comes with its dims in the same order in memory.
+
+    A DTensor of a gradient says that of the forward's, and operations on it choose views by what it says.
+    """
+    return _LaidOut.apply(local)  # pyright: ignore[reportReturnType]
+
+
+class _LaidOut(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.order = sorted(range(x.ndim), key=x.stride, reverse=True)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        inverse = sorted(range(len(ctx.order)), key=ctx.order.__getitem__)
+        return grads[0].permute(ctx.order).contiguous().permute(inverse)
+
+
 def plain(value: Any) -> Any:
     """A DTensor made whole and handed out as an ordinary tensor; anything else as it is."""
     if not isinstance(value, DTensor):

@@ -25,7 +25,8 @@ from torch.utils._pytree import tree_leaves
 from ..planner.errors import PlanError
 from .attention import attention
 from .context import cut_tokens, has_context
-from .experts import grouped_product, lookup, on_expert_axis
+from .embedding import split_lookup
+from .experts import grouped_product, is_sparse, lookup
 from .fused import chunk_pieces, split_pieces, unbind_whole_dim, unflatten_fused, view_fused
 from .layouts import shard_dim
 from .linear import split_addmm, split_convolution, split_linear
@@ -39,14 +40,22 @@ class ShardedOps(TorchFunctionMode):
     def __init__(self, mesh: DeviceMesh) -> None:
         """`mesh`: on which activations lie."""
         super().__init__()
-        self._mesh = mesh if has_context(mesh) else None
+        self._mesh = mesh
+        self._cuts_tokens = has_context(mesh)
 
     def __torch_function__(
         self, func: Callable, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self._mesh is not None and func is F.embedding:
+        if self._cuts_tokens and func is F.embedding:
             args = (cut_tokens(args[0], self._mesh), *args[1:])
+        if any(is_sparse(value) for value in (*args, *kwargs.values())):
+            sparse = SPARSE.get(func)
+            return (
+                _outside(func, args, kwargs)
+                if sparse is None
+                else sparse(*args, **kwargs, activations=self._mesh)
+            )
         mesh = mesh_of((*args, *kwargs.values()))
         if mesh is None:
             return func(*args, **kwargs)
@@ -55,8 +64,6 @@ class ShardedOps(TorchFunctionMode):
         replacement = REPLACED.get(func)
         if replacement is not None and (result := replacement(*args, **kwargs)) is not NotImplemented:
             return result
-        if on_expert_axis(mesh):
-            return _outside(func, args, kwargs)
         return func(*whole_on(args, mesh), **{key: whole_on(value, mesh) for key, value in kwargs.items()})
 
 
@@ -102,11 +109,10 @@ def split_cross_entropy(
 
 REPLACED: dict[Callable, Callable] = {
     F.scaled_dot_product_attention: attention,
-    torch._grouped_mm: grouped_product,
     F.linear: split_linear,
     torch.addmm: split_addmm,
     F.conv2d: split_convolution,
-    F.embedding: lookup,
+    F.embedding: split_lookup,
     F.cross_entropy: split_cross_entropy,
     torch.unflatten: unflatten_fused,
     Tensor.unflatten: unflatten_fused,
@@ -119,3 +125,5 @@ REPLACED: dict[Callable, Callable] = {
     torch.chunk: chunk_pieces,
     Tensor.chunk: chunk_pieces,
 }
+SPARSE: dict[Callable, Callable] = {torch._grouped_mm: grouped_product, F.embedding: lookup}
+"""What may read a weight that is split over ep."""

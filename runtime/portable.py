@@ -28,6 +28,9 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from .layouts import shard_dim
 from .parallel import Parallel
 
+MODEL_AXES = ("ep", "tp")
+"""Mesh axes that cut a parameter before FSDP does, in this order."""
+
 
 def portable_state(parallel: Parallel, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Tensor]:
     """Parameters and buffers as `model.NAME`, moments as `optimizer.NAME.KEY`, for `dcp.save` and `dcp.load`.
@@ -125,13 +128,14 @@ class Boxes(Tensor):
 
 
 def _held(tensor: DTensor, dim: int) -> Tensor:
-    """Indices of `dim` that this rank holds, in order: FSDP cuts what tp left, in pieces or not.
+    """Indices of `dim` that this rank holds, in order: FSDP cuts what ep and tp left, in pieces or not.
 
     That FSDP's own cut is called strided then says no more than that order.
     """
     mesh, held = tensor.device_mesh, torch.arange(tensor.shape[dim])
     names = mesh.mesh_dim_names or ()
-    for axis in reversed(_cutting(tensor.placements, dim)):
+    cutting = _cutting(tensor.placements, dim)
+    for axis in sorted(cutting, key=lambda axis: names[axis] not in MODEL_AXES):
         ranks, rank, placed = mesh.size(axis), mesh.get_local_rank(axis), tensor.placements[axis]
         pieces = int(placed.split_factor) if isinstance(placed, _StridedShard) and names[axis] == "tp" else 1
         if held.numel() % (pieces * ranks) == 0:

@@ -139,13 +139,15 @@ TPPLAN = Framework(
     receive_buffers=2.0,
     converts_parameters=False,
     sums_tied_shards=True,
+    routes_own_tokens=True,
     source=(
         "as `torch`, on which this runtime stands: FSDP2's root and pools, the pipeline's receive "
         "buffers (no outputs: the loss lies in the last stage); nothing measured of its own yet. "
         "keeps_gathered_in_pipeline: runtime/data.py. "
         "recompute_stops_early, runs_selective_once: torch.utils.checkpoint without reentrance. "
         "converts_parameters: a parameter has one layout, and is read in it. "
-        "sums_tied_shards: runtime/ties.py, after gradients were reduce-scattered"
+        "sums_tied_shards: runtime/ties.py, after gradients were reduce-scattered. "
+        "routes_own_tokens: runtime/routed.py"
     ),
 )
 

@@ -18,6 +18,10 @@ EXPERTS = "experts"
 """Name of the row cut by expert, on tensors whose rows lie in expert order."""
 BATCH = "batch"
 SEQUENCE = "sequence"
+EXPERT_WIDTH = "expert_ffn"
+"""Name of the dim between an expert's products."""
+WHOLE_EXPERTS, PARTS_OF_EXPERTS = "whole experts", "parts of experts"
+"""What each rank of an axis holds of the experts that tokens are routed to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +40,18 @@ class Choice:
 
 
 def choices(
-    op: Op, *, axis: str, degree: int, sizes: dict[str, float], tables: frozenset[str]
+    op: Op, *, axis: str, degree: int, sizes: dict[str, float], tables: frozenset[str], routed: str = ""
 ) -> tuple[Choice, ...]:
-    """All legal choices of `op` on an axis of `degree` ranks; `sizes` are extents before the split."""
+    """All legal choices of `op` on an axis of `degree` ranks; `sizes` are extents before the split.
+
+    `routed`: see `token_choices`; empty where the axis' own policy holds.
+    """
     if degree == 1:
         return (_whole(op),)
-    found = _choices(op, axis=axis, degree=degree, sizes=sizes, tables=tables)
+    if routed:
+        found = token_choices(op, degree, sizes, whole_experts=routed == WHOLE_EXPERTS)
+    else:
+        found = _choices(op, axis=axis, degree=degree, sizes=sizes, tables=tables)
     pinned = [dim for over, dim in op.pinned if over == axis]
     return tuple(c for c in found if _keeps(op, c, pinned[0])) if pinned else found
 
@@ -88,6 +98,26 @@ def _expert_choices(
     if op.reads and all(read.kind == "parameter" for read in op.reads):  # a view of what is split
         return (_whole(op), *(_split(op, d.label) for d in op.dims if divides(op, d.label, degree, sizes)))
     return (*_named_or_whole(op, BATCH, degree, sizes), *expert)
+
+
+def token_choices(op: Op, degree: int, sizes: dict[str, float], *, whole_experts: bool) -> tuple[Choice, ...]:
+    """Of an op in a module that routes each rank's own tokens: split along the sequence, weights whole.
+
+    Rows in expert order may be split by expert instead, where each rank holds `whole_experts`, or else
+    along the width of every expert: all rows go to all ranks, and terms are added on the way back.
+    """
+    if op.reads and all(read.kind == "parameter" for read in op.reads):  # a view of what is split
+        return (_whole(op), *(_split(op, d.label) for d in op.dims if divides(op, d.label, degree, sizes)))
+    if whole_experts and (op.experts or op.sort == "keep"):
+        by_expert = _by_expert(op, degree, sizes)
+    else:
+        width = op.experts or op.sort == "keep"
+        wide = (d.label for d in op.dims if width and d.name == EXPERT_WIDTH)
+        by_expert = tuple(_split(op, label) for label in wide if divides(op, label, degree, sizes))
+    along = [d.label for d in op.dims if d.name == SEQUENCE and any(write.grad for write in op.writes)]
+    if op.experts or (along and not any(divides(op, label, degree, sizes) for label in along)):
+        return by_expert
+    return (*by_expert, *_named_or_whole(op, SEQUENCE, degree, sizes))
 
 
 def _named_or_whole(op: Op, name: str, degree: int, sizes: dict[str, float]) -> tuple[Choice, ...]:

@@ -6,6 +6,7 @@ name twice is an error. An op without a rule gets `opaque`: planned whole, and n
 
 from __future__ import annotations
 
+from .factory import is_factory
 from .spec import Axis, Call, Rule, Spec
 
 _RULES: dict[str, Rule] = {}
@@ -54,6 +55,7 @@ def opaque(call: Call) -> Spec:
             axes.append((labels[-1],))
         return tuple(axes)
 
-    inputs = tuple(fresh(value.shape) for value in call.inputs)
+    lend = is_factory(call.node.target)  # their shapes alone
+    inputs = tuple(None if lend else fresh(value.shape) for value in call.inputs)
     outputs = tuple(fresh(value.shape) for value in call.outputs)
     return Spec(family="opaque", inputs=inputs, outputs=outputs, blocked=frozenset(labels))

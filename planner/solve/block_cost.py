@@ -361,8 +361,8 @@ class _Block:
         return [value for value in others if value.name in read - own]
 
     def _partial_gradients(self) -> set[str]:
-        """Tensors of whose gradient the ranks of tp each hold a term."""
-        return {
+        """Tensors of whose gradient the ranks of tp each hold a term; a view's term is its parameter's."""
+        found = {
             read.tensor
             for i, op in enumerate(self.block.ops)
             for read, gradient in zip(
@@ -370,6 +370,11 @@ class _Block:
             )
             if isinstance(gradient, Partial)
         }
+        for op in reversed(self.block.ops):
+            view = bool(op.reads) and all(read.kind == "parameter" for read in op.reads)
+            if view and found.intersection(write.tensor for write in op.writes):
+                found.update(read.tensor for read in op.reads)
+        return found
 
     def _model_flops(self) -> float:
         return sum(

@@ -79,7 +79,13 @@ def _edge_reshards(
 ) -> list[Reshard]:
     source = solution.choices[edge.producer[:2]].writes[edge.producer[2]]
     label = edge_label(graph, edge)
-    return _conversions(graph, solution, sizes, source, edge.consumers, count=count, ways=ways, label=label)
+    made = _conversions(graph, solution, sizes, source, edge.consumers, count=count, ways=ways, label=label)
+    block, op, read = edge.consumers[0]
+    if graph.blocks[block].ops[op].reads[read].kind != "parameter":
+        return made
+    return [
+        r for r in made if not (r.backward and isinstance(source, Replicate))
+    ]  # summed as the parameter's
 
 
 def _parameter_reshards(

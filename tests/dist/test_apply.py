@@ -284,12 +284,12 @@ def refused(name: str, plan: Plan, batch: Any = None) -> str:
 def test_what_cannot_be_executed_is_named(ranks: Ranks) -> None:
     plan = plan_of("llama tp2")
     two, mixtral = ranks(2), plan_of("mixtral ep2")
-    cp = replace(mixtral, mesh=replace(mixtral.mesh, ep=1, cp=2))
+    cp = replace(mixtral, mesh=replace(mixtral.mesh, ep=1, cp=2), routing_modules=())
     both = replace(mixtral, mesh=replace(mixtral.mesh, tp=2, ep=2))
     head = replace(plan, stages=(replace(plan.stages[0], blocks=(("head", 1, "full"),)),))
     said = {
-        "context parallelism": two.run(refused, "mixtral", cp),
-        "with tp=1 only": two.run(refused, "mixtral", both),
+        "no module that routes": two.run(refused, "mixtral", cp),
+        "experts are split by expert": two.run(refused, "mixtral", both),
         "for 4 ranks": two.run(refused, "llama", replace(plan, mesh=replace(plan.mesh, dp=2))),
         "recomputes 'head'": two.run(refused, "llama", head),
         "another model": two.run(refused, "gpt", plan),

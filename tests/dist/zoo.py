@@ -98,6 +98,8 @@ class Model:
     tp: tuple[int, ...] = (1, 2, 4)
     cp: tuple[int, ...] = (1,)
     ep: tuple[int, ...] = (1,)
+    tables: frozenset[str] = frozenset()
+    """Tables that ep splits by rows; the planner does so with tables of millions of rows."""
 
 
 def _tokens(generator: torch.Generator, batch: int) -> tuple[Tensor]:
@@ -147,7 +149,10 @@ MODELS = {
     "t5": Model(build=t5, inputs=_sequences, tp=(1, 2, 4)),
     "vit": Model(build=vit, inputs=_images("pixel_values", 16), layers=4),
     "cnn": Model(build=Convolutions, inputs=_images("x", 8)),
-    "recommender": Model(build=cases.small_recommender, inputs=_clicks, tp=(1,), ep=(1, 2, 4)),
+    "recommender": Model(
+        build=cases.small_recommender, inputs=_clicks, tp=(1, 2), ep=(1, 2, 4),
+        tables=frozenset({"tables.0.weight", "tables.1.weight"}),
+    ),
     "mlp": Model(build=cases.small_mlp, tp=(1, 2, 4), inputs=_features),
 }  # fmt: skip
 
@@ -176,10 +181,11 @@ def loss_of(name: str, model: nn.Module, batch: Any) -> Tensor:
 def graph(name: str) -> Graph:
     """Traced once."""
     model = MODELS[name]
-    return load_graph(
+    traced = load_graph(
         built(name), seq_len=SEQ, dtype=model.dtype, example_inputs=lambda batch, seq: inputs(name, batch),
         loss=model.loss, cache=False,
     )  # fmt: skip
+    return replace(traced, table_fqns=model.tables)
 
 
 @functools.cache
@@ -187,7 +193,7 @@ def planned(name: str, **pins: int | str) -> Plan:
     """The planner's own plan for a pinned mesh; only the compute dtype is made fp32."""
     devices = math.prod(int(pins.get(axis, 1)) for axis in ("pp", "dp", "cp", "ep", "tp"))
     sparse = MODELS[name].ep != (1,)
-    cluster = cases.slow_devices(devices, 1e12 if sparse else 1e9)
+    cluster = cases.slow_devices(devices, 1e12 if sparse and pins.get("tp", 1) == 1 else 1e9)
     job = job_from_options(
         global_batch=BATCH, seq_len=SEQ, dtype=MODELS[name].dtype, devices=devices, framework="tpplan"
     )

@@ -103,9 +103,12 @@ def deepspeed(plan: Plan, sizes: Sizes) -> Broken:
 
 
 def own(plan: Plan, sizes: Sizes) -> Broken:
-    """The runtime runs experts with tp=1 only."""
-    if plan.mesh.tp > 1 and plan.mesh.ep > 1:
-        yield "experts split over ep beside tp"
+    """Beside tp and cp the runtime routes each rank's own part of the sequences to experts."""
+    mesh = plan.mesh
+    if sizes.experts and sizes.seq_len % (mesh.tp * mesh.cp):
+        yield f"experts on parts of a sequence of {sizes.seq_len} over tp={mesh.tp}, cp={mesh.cp}"
+    if sizes.experts and sizes.experts % (mesh.ep * mesh.tp) and sizes.ffn % mesh.tp:
+        yield f"{sizes.experts} experts of width {sizes.ffn} over ep={mesh.ep}, tp={mesh.tp}"
 
 
 RULES: dict[str, Callable[[Plan, Sizes], Broken]] = {

@@ -1,0 +1,104 @@
+"""Which modules route tokens to experts, and whether they may run beside split sequences.
+
+In: a graph. Out: per block the module that holds its router and its experts, and the ops inside. This
+project's runtime runs such a module on each rank's own part of the sequences (`rules.choices.token_choices`),
+along tp and cp alike, so that rows are sorted and counted where they are: all it holds has to work token by
+token. Rows then go to their experts by all-to-all, or to every rank that holds a part of each expert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .errors import OptionError
+from .estimate.frameworks import OWN_FRAMEWORK
+from .graph import Block, Graph, Op
+from .rules.choices import BATCH, EXPERTS, SEQUENCE, can_split, matrix_labels
+
+TOKENS = (BATCH, SEQUENCE)
+
+
+def routing_modules(graph: Graph) -> tuple[str, ...]:
+    """Paths of the modules that route, once each; `*` stands for a layer's index."""
+    found = (routing_module(block) for block in graph.blocks.values())
+    return tuple(dict.fromkeys(path for path in found if path is not None))
+
+
+def routing_module(block: Block) -> str | None:
+    """The innermost module with a block's router and experts; None where there is none below the layer."""
+    paths = [op.module.split(".") for op in block.ops if op.experts or _is_router(op)]
+    common = _common(paths)
+    layer = block.module.split(".") if block.module else []
+    return ".".join(common) if has_experts(block) and len(common) > len(layer) else None
+
+
+def has_experts(block: Block) -> bool:
+    """Whether a block has grouped products of experts."""
+    return any(op.experts for op in block.ops)
+
+
+def routed_ops(graph: Graph) -> frozenset[tuple[str, int]]:
+    """(block, op index) of everything that runs inside a routing module."""
+    return frozenset(
+        (name, i)
+        for name, block in graph.blocks.items()
+        if (path := routing_module(block)) is not None
+        for i, op in enumerate(block.ops)
+        if _inside(op, path)
+    )
+
+
+def check_routing(graph: Graph, tp: int, allowed: Sequence[int], framework: str) -> None:
+    """Raise `OptionError` when experts cannot run beside a chosen tensor-parallel size."""
+    reason = obstacle(graph, tp, framework)
+    if reason is not None:
+        raise OptionError(f"tp={tp}: {reason}; available: tp={', '.join(map(str, allowed))}")
+
+
+def obstacle(graph: Graph, ways: int, framework: str) -> str | None:
+    """Why the framework cannot run the model's experts on sequences in so many parts; None if it can."""
+    if ways == 1 or framework != OWN_FRAMEWORK:
+        return None
+    for block in graph.blocks.values():
+        path = routing_module(block)
+        if not has_experts(block):
+            continue
+        if path is None:
+            return f"the router and the experts of {block.name} lie in no module of their own"
+        mixing = next((op for op in block.ops if _inside(op, path) and _mixes_tokens(op)), None)
+        if mixing is not None:
+            return f"{mixing.module} ({mixing.target}) does not work token by token"
+        if not any(dim.name == SEQUENCE for op in block.ops for dim in op.dims):
+            return f"{path} has no sequence to split"
+        if graph.seq_len % ways:
+            return f"{path} routes parts of sequences, and {graph.seq_len} tokens do not divide"
+    return None
+
+
+def _is_router(op: Op) -> bool:
+    """Whether it scores experts: a product with a weight that has an output for each."""
+    weight = matrix_labels(op)
+    return op.gemm is not None and any(
+        dim.name == EXPERTS and dim.label in weight and dim.label in op.gemm.n for dim in op.dims
+    )
+
+
+def _common(paths: Sequence[list[str]]) -> list[str]:
+    """The longest path that all begin with."""
+    first = min(paths, default=[])
+    last = max(paths, default=[])
+    same = (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b)
+    return first[: next(same, min(len(first), len(last)))]
+
+
+def _inside(op: Op, path: str) -> bool:
+    return op.module == path or op.module.startswith(f"{path}.")
+
+
+def _mixes_tokens(op: Op) -> bool:
+    """Whether an activation with a gradient depends on several tokens."""
+    if not any(write.grad for write in op.writes):
+        return False
+    along = [dim.label for dim in op.dims if dim.name in TOKENS]
+    unsplit = any(dim.name == SEQUENCE and not can_split(op, dim.label) for dim in op.dims)
+    return op.family == "attention" or unsplit or bool(op.sums.intersection(along))
