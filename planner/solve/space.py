@@ -29,8 +29,6 @@ MAX_VIRTUAL_STAGES = 12
 DEFAULT_SCHEDULES = (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED)
 HSDP_FRAMEWORKS = ("torch", OWN_FRAMEWORK)
 """Frameworks whose sharding groups may be smaller than the data-parallel ranks (FSDP2's HYBRID_SHARD)."""
-SPARSE_WITHOUT_TP = (OWN_FRAMEWORK,)
-"""Frameworks that run experts and tables split over ep with tp=1 only; others combine the two."""
 FULL_PIPELINES = ("torch",)
 """Frameworks whose schedules with one stage a rank refuse fewer microbatches than stages (Schedule1F1B)."""
 PIPELINE_OR_TENSOR = ("deepspeed",)
@@ -74,10 +72,8 @@ def pipelines_tensor_groups(problem: SearchProblem, pins: Pins) -> bool:
 
 
 def tensor_sizes(problem: SearchProblem, pins: Pins) -> list[int]:
-    """Tensor sizes to try: one alone where the framework cannot split experts or tables beside them."""
-    sparse = any(facts.sparse_numel for facts in problem.blocks.values())
-    alone = sparse and problem.framework.name in SPARSE_WITHOUT_TP
-    return allowed("tp", (1,) if alone else problem.tp_sizes, pins)
+    """Tensor sizes to try."""
+    return allowed("tp", problem.tp_sizes, pins)
 
 
 def allowed(name: str, sizes: Sequence[int], pins: Pins) -> list[int]:
