@@ -22,7 +22,7 @@ from itertools import pairwise
 from typing import Any
 
 from ..planner.estimate.collectives.traffic import bus_factor
-from ..planner.estimate.compute import SIDE_LOSS
+from ..planner.estimate.compute import SIDE_LOSS, TRAFFIC_FAMILIES
 from ..planner.layout import Collective
 from .discovery import Layout, Ring
 from .settings import GIB, Measurement
@@ -30,7 +30,7 @@ from .settings import GIB, Measurement
 GB = 1e9
 TERA = 1e12
 MICRO = 1e-6
-FAMILIES = ("gemm", "attention", "attention_backward", "grouped_gemm", "memory")
+FAMILIES = ("gemm", "attention", "attention_backward", "grouped_gemm", *TRAFFIC_FAMILIES)
 RINGED = (Collective.ALL_GATHER, Collective.ALL_REDUCE)
 """Collectives that send most of a message over each link, once or twice round."""
 
@@ -207,8 +207,9 @@ def _efficiencies(
     families: dict[str, list[Measurement]] = {}
     for one in kernels:
         family, own = one.facts["family"], one.facts["dtype"]
-        if family in FAMILIES and (family == "memory" or own in peaks):
-            named = family if family == "memory" or own == dtype else f"{family}/{own}"
+        traffic = family in TRAFFIC_FAMILIES
+        if family in FAMILIES and (traffic or own in peaks):
+            named = family if traffic or own == dtype else f"{family}/{own}"
             families.setdefault(named, []).append(one)
     for name, members in families.items():
         points = sorted(_point(one, peaks, bandwidth) for one in members)
@@ -217,7 +218,7 @@ def _efficiencies(
 
 def _point(one: Measurement, peaks: Mapping[str, float], bandwidth: float) -> tuple[float, float]:
     """(size, fraction of peak) as the planner's compute model reads them."""
-    if one.facts["family"] == "memory":
+    if one.facts["family"] in TRAFFIC_FAMILIES:
         nbytes = one.facts["bytes"]
         return nbytes, nbytes / one.sample.seconds / bandwidth
     u = useful(one.facts)

@@ -26,7 +26,7 @@ from ..topologies.importers.detect import bundled_name, detect
 from ..topologies.importers.draft import to_yaml
 from ..topologies.load import load_device, topology_of
 from ..topologies.write import write_text
-from . import below_class, block, check, compute, journal, overlap, profile_file, sweep
+from . import below_class, block, check, compute, host, journal, overlap, profile_file, sweep
 from .discovery import Layout, discover
 from .session import Say, Session
 from .settings import Measurement, Sample, Settings
@@ -89,8 +89,9 @@ def _profile(
     if source is not None:
         block.measure(session, source, seq_len)
     if world.size > 1:
-        sweep.collectives(session)
+        host.measure(session)
         sweep.overlaps(session)
+        sweep.collectives(session)
     sweep.kernels(session, priced=False)
     if world.rank == 0:
         data = _document(session, own_s, redact=redact, name=output.stem)
@@ -172,8 +173,8 @@ def _cluster(
             "version": 1, "tpplan": __version__, "torch": str(torch.__version__), "date": today,
             "backend": world.backend, "hosts": hosts, "ranks": world.size, "seed": session.settings.seed,
             "quick": session.settings.quick, "measured_s": round(time.monotonic() - session.started_s, 1),
-            "overlap": _overlap_record(session), "kernels": profile_file.kernel_records(found),
-            "warnings": warnings,
+            "overlap": _overlap_record(session), **_host_record(session),
+            "kernels": profile_file.kernel_records(found), "warnings": warnings,
         },
     }  # fmt: skip
 
@@ -181,6 +182,11 @@ def _cluster(
 def _budget_notes(session: Session) -> Iterator[str]:
     if session.skipped:
         yield f"the time budget ended: {session.skipped} measurements were left out (--budget sets it)"
+
+
+def _host_record(session: Session) -> dict[str, dict[str, float]]:
+    samples = host.samples(session)
+    return {"host": host.record(samples)} if samples else {}
 
 
 def _overlap_record(session: Session) -> dict[str, float] | None:

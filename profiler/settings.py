@@ -74,6 +74,6 @@ class Measurement:
 
     key: str
     kind: str
-    """`kernel`, `collective`, `overlap`, `block`; `kernel check` and `collective check` were held back."""
+    """`kernel`, `collective`, `overlap`, `block`, `host`; `kernel check`, `collective check`: held back."""
     facts: dict[str, Any] = field(default_factory=dict)
     sample: Sample

@@ -81,7 +81,12 @@ def quartiles(times: Sequence[float]) -> tuple[float, float, float]:
 
 
 def warm_up(run: Run, settings: Settings, agree: Agree = alone) -> Batch:
-    """How many executions make a batch of `batch_s`."""
+    """How many executions make a batch of `batch_s`.
+
+    The first execution loads code and makes buffers: it is not counted, else a batch would be as short as
+    that one was long.
+    """
+    run(1)
     count = 1
     while True:
         seconds = agree(run(count))

@@ -20,6 +20,7 @@ from ..planner.topology import (
     CollectiveCurve,
     Device,
     Efficiency,
+    HostTime,
     Level,
     MeasuredScale,
     Topology,
@@ -79,6 +80,29 @@ def topology_of(document: Document) -> Topology:
         usd_per_device_hour=cluster.usd_per_device_hour,
         sources=_cluster_sources(cluster),
         scales=_scales(document, cluster),
+        overlap=_overlap(cluster),
+        host=_host(cluster),
+    )
+
+
+def _overlap(cluster: ClusterFile) -> float | None:
+    """The share of the shorter of computation and collective that ran beside the longer."""
+    found = None if cluster.profile is None else cluster.profile.overlap
+    if found is None:
+        return None
+    hidden_us = found.compute_us + found.collective_us - found.both_us
+    return min(1.0, max(0.0, hidden_us / min(found.compute_us, found.collective_us)))
+
+
+def _host(cluster: ClusterFile) -> HostTime | None:
+    found = None if cluster.profile is None else cluster.profile.host
+    if found is None:
+        return None
+    return HostTime(
+        forward_s=found.forward_us * MICRO,
+        backward_s=found.backward_us * MICRO,
+        split_forward_s=found.split_forward_us * MICRO,
+        split_backward_s=found.split_backward_us * MICRO,
     )
 
 
@@ -115,8 +139,8 @@ def list_devices() -> tuple[str, ...]:
 def topology_hash(topology: Cluster) -> str:
     """SHA-256 (hex) over everything in a topology that a plan depends on.
 
-    Prose (descriptions, sources) is left out: rewording a citation changes no plan. So are scales where
-    there are none.
+    Prose (descriptions, sources) is left out: rewording a citation changes no plan. So are measurements
+    (scales, overlap, host times) where there are none.
     """
     import hashlib
     import json
@@ -128,8 +152,9 @@ def topology_hash(topology: Cluster) -> str:
 
 def _without_prose(value: object) -> object:
     if isinstance(value, dict):
-        prose = {"source", "sources", "description"}
-        kept = {key: item for key, item in value.items() if key not in prose and (item or key != "scales")}
+        prose, measured = {"source", "sources", "description"}, {"scales", "overlap", "host"}
+        absent = {key for key in measured & value.keys() if value[key] in (None, (), [])}
+        kept = {key: item for key, item in value.items() if key not in prose | absent}
         return {key: _without_prose(item) for key, item in kept.items()}
     if isinstance(value, list | tuple):
         return [_without_prose(item) for item in value]

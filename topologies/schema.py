@@ -41,7 +41,7 @@ LinkKind = Literal[
 ]
 Dtype = Literal["bf16", "fp16", "tf32", "fp32", "fp8"]
 Family = Literal[
-    "gemm", "attention", "attention_backward", "grouped_gemm", "memory",
+    "gemm", "attention", "attention_backward", "grouped_gemm", "memory", "optimizer",
     "gemm/bf16", "gemm/fp16", "gemm/tf32", "gemm/fp32", "gemm/fp8",
 ]  # fmt: skip
 """A kernel family, or its kernels of one dtype where these have a curve of their own."""
@@ -157,6 +157,16 @@ class OverlapRecord(Model):
     both_us: Annotated[float, Field(gt=0)]
 
 
+class HostRecord(Model):
+    """What the host takes for one operation of a model, where devices are its own cores."""
+
+    forward_us: Annotated[float, Field(ge=0)]
+    backward_us: Annotated[float, Field(ge=0)]
+    split_forward_us: Annotated[float, Field(ge=0)]
+    """On split tensors."""
+    split_backward_us: Annotated[float, Field(ge=0)]
+
+
 class CheckRecord(Model):
     """How well the curves predict sizes that were held back from them."""
 
@@ -182,6 +192,7 @@ class ProfileRecord(Model):
     measured_s: Annotated[float, Field(ge=0)]
     check: dict[Literal["collectives", "kernels"], CheckRecord] = {}
     overlap: OverlapRecord | None = None
+    host: HostRecord | None = None
     kernels: list[KernelRecord] = []
     warnings: list[Text] = []
 

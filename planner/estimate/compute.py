@@ -32,7 +32,10 @@ FP8_SHARE = 0.87
 power limit leave 0.65 of peak where bf16 reaches 0.745 on hopper. Judgement."""
 
 COMPUTE_FAMILIES = ("gemm", "grouped_gemm", "attention", "attention_backward")
-FAMILIES = (*COMPUTE_FAMILIES, "memory")
+TRAFFIC_FAMILIES = ("memory", "optimizer")
+"""Their bytes alone count. `optimizer`: the bytes that an update has to move; how often it really moves them
+(kernel by kernel, or in one) is its curve's."""
+FAMILIES = (*COMPUTE_FAMILIES, *TRAFFIC_FAMILIES)
 """Every kernel family that has a price."""
 
 STANDS_IN = {
@@ -41,6 +44,7 @@ STANDS_IN = {
     "grouped_gemm": ("grouped_gemm", "gemm"),
     "gemm": ("gemm",),
     "memory": ("memory",),
+    "optimizer": ("optimizer", "memory"),
 }
 """Which curve prices a family when the device has none of its own, best first."""
 
@@ -75,9 +79,10 @@ def kernel_time(work: Work, device: Device) -> Estimate:
     the nearest slower path and is modelled. Raises `ValueError` for a family without a price.
     """
     kernels = work.kernels if work.kernels > 1.0 else 1.0
-    memory_s, origin = _memory(work.bytes, kernels, device)
+    traffic = work.family if work.family in TRAFFIC_FAMILIES else "memory"
+    memory_s, origin = _memory(work.bytes, kernels, device, traffic)
     seconds = max(memory_s, kernels * device.kernel_latency_s)
-    if work.family == "memory":
+    if work.family in TRAFFIC_FAMILIES:
         return Estimate(seconds, origin)
     if work.family not in STANDS_IN:
         raise ValueError(f"no kernel family {work.family!r}; priced are {', '.join(FAMILIES)}")
@@ -131,8 +136,8 @@ def interpolate(curve: tuple[tuple[float, float], ...], size: float) -> float:
     return y0 * (y1 / y0) ** (math.log(size / x0) / math.log(x1 / x0))
 
 
-def _memory(nbytes: float, kernels: float, device: Device) -> tuple[float, Origin]:
-    curve, origin = _curve("memory", device, "")
+def _memory(nbytes: float, kernels: float, device: Device, family: str) -> tuple[float, Origin]:
+    curve, origin = _curve(family, device, "")
     return nbytes / (device.memory_bytes_per_s * interpolate(curve, nbytes / kernels)), origin
 
 
@@ -141,7 +146,8 @@ def _curve(family: str, device: Device, dtype: str) -> tuple[tuple[tuple[float, 
     for name in STANDS_IN[family]:
         found = device.efficiency.get(f"{name}/{dtype}") or device.efficiency.get(name)
         if found is not None:
-            measured = name == family and found.origin != Origin.MODELLED
+            own = name == family or family in TRAFFIC_FAMILIES
+            measured = own and found.origin != Origin.MODELLED
             return found.curve, Origin.INTERPOLATED if measured else Origin.MODELLED
     return ((1.0, UNKNOWN_FRACTION),), Origin.MODELLED
 

@@ -8,6 +8,10 @@ and what to say of it.
     memory        allocated bytes are `value` times what is predicted: the allocator's reserve is scaled, and
                   never below none
 
+What a framework hides of its communication is at most what was measured to be hidden there (the profile's
+`overlap`), and nothing on CPUs: it hides behind computation on a stream of its own, and CPUs have none. A
+collective there blocks the rank that starts it. Measured host times go with the framework.
+
 A scale measured on the cluster takes the place of one fitted on published runs; without either it is 1.
 """
 
@@ -21,6 +25,8 @@ from ..topology import CollectiveCurve, Level, MeasuredScale, Topology
 from .calibration import Calibration, calibration, fitted_interval, sustained
 
 NAMES = ("kernels", "collectives", "memory")
+OVERLAPS = ("dp_overlap", "gather_overlap", "tp_overlap", "cp_overlap", "ep_overlap", "p2p_overlap")
+"""Shares of a framework profile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +66,26 @@ def calibrated(topology: Topology, framework: Framework) -> Calibrated:
             device=sustained(topology.device, framework, scale=kernels),
             levels=tuple(_slower_level(level, slower) for level in topology.levels),
         ),
-        framework=replace(framework, allocator_reserve=_reserve(framework, larger)),
+        framework=replace(
+            _overlapping(framework, _hideable(topology)),
+            allocator_reserve=_reserve(framework, larger),
+            host=topology.host,
+        ),
         measured=tuple(own[name] for name in NAMES if name in own),
         published=published,
     )
+
+
+def _hideable(topology: Topology) -> float:
+    """The largest share of a collective that computation can hide on this cluster."""
+    if topology.device.architecture == "cpu":
+        return 0.0
+    return 1.0 if topology.overlap is None else topology.overlap
+
+
+def _overlapping(framework: Framework, most: float) -> Framework:
+    shares = {name: min(getattr(framework, name), most) for name in OVERLAPS}
+    return replace(framework, **shares)
 
 
 def _reserve(framework: Framework, larger: float) -> tuple[float, float]:

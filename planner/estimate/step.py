@@ -428,7 +428,7 @@ def _update(groups: Sequence[ParameterGroup], setting: Setting) -> Estimate:
             per_element += group.element_bytes  # the parameter itself is read as well
         numel, traffic, tensors = numel + local, traffic + local * per_element, tensors + group.tensors
     work = Work(
-        family="memory",
+        family="optimizer",
         flops=OPTIMIZER_FLOPS * numel,
         bytes=traffic,
         dtype="fp32",

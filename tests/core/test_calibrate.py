@@ -19,7 +19,7 @@ from tpplan.planner.estimate.measured import calibrated
 from tpplan.planner.fit_scales import Case, Scales, fit_scales
 from tpplan.planner.layout import Collective
 from tpplan.planner.run_file import load_runs
-from tpplan.planner.topology import MeasuredScale, Topology
+from tpplan.planner.topology import Efficiency, MeasuredScale, Topology
 from tpplan.topologies import load, load_file, topology_hash
 from tpplan.topologies.scales_text import with_scales
 
@@ -208,3 +208,60 @@ def test_a_wrong_file_of_runs_is_placed(tmp_path: Path, text: str, message: str)
     path.write_text(text)
     with pytest.raises(TopologyError, match=message):
         load_runs(path)
+
+
+# --------------------------------------------------------------------------- overlap and host
+
+
+RECORD = """
+profile:
+  version: 1
+  tpplan: 0.1.0
+  torch: 2.13.0
+  date: '2026-12-01'
+  backend: nccl
+  hosts: [a]
+  ranks: 2
+  seed: 0
+  quick: true
+  measured_s: 1.0
+  overlap: {sigma: 1.8, compute_us: 100.0, collective_us: 100.0, both_us: 180.0}
+  host: {forward_us: 10.0, backward_us: 20.0, split_forward_us: 100.0, split_backward_us: 200.0}
+"""
+
+
+def profiled(folder: Path, device: str, record: str = RECORD) -> Topology:
+    """Two devices and what was measured on them."""
+    level = "{name: cluster, size: 2, kind: tcp, gb_per_s: 1.0, latency_us: 100.0, efficiency: 0.9}"
+    path = folder / "lab.yaml"
+    path.write_text(f"name: lab\ndevice: {device}\nlevels: [{level}]\n{record}")
+    return load_file(path)
+
+
+def test_no_more_hides_than_was_measured_to_hide(tmp_path: Path):
+    topology = profiled(tmp_path, "a100-sxm4-80gb")
+    assert topology.overlap == pytest.approx(0.2)
+    torch, megatron = (calibrated(topology, FRAMEWORKS[name]).framework for name in ("torch", "megatron"))
+    assert (torch.dp_overlap, torch.gather_overlap, torch.tp_overlap) == pytest.approx((0.2, 0.2, 0.0))
+    assert (megatron.dp_overlap, megatron.tp_overlap) == pytest.approx((0.2, 0.2))
+    unmeasured = calibrated(profiled(tmp_path, "a100-sxm4-80gb", ""), FRAMEWORKS["megatron"]).framework
+    assert unmeasured.dp_overlap == FRAMEWORKS["megatron"].dp_overlap
+
+
+def test_nothing_hides_on_cpus_and_their_host_takes_its_time(tmp_path: Path):
+    framework = calibrated(profiled(tmp_path, "cpu"), FRAMEWORKS["tpplan"]).framework
+    assert (framework.dp_overlap, framework.gather_overlap, framework.p2p_overlap) == (0.0, 0.0, 0.0)
+    assert framework.host is not None
+    assert framework.host.forward(3, split=False) == pytest.approx(30e-6)
+    assert framework.host.backward(3, split=True) == pytest.approx(600e-6)
+
+
+def test_an_update_is_priced_by_its_own_curve_where_there_is_one():
+    device = load("dgx-a100-80").device
+    update = Work(family="optimizer", flops=0.0, bytes=1e9, dtype="fp32")
+    same = kernel_time(replace(update, family="memory"), device)
+    assert kernel_time(update, device) == same
+    slow = Efficiency(curve=((1.0, 0.1),), origin="measured", source="a round number")
+    own = replace(device, efficiency={**device.efficiency, "optimizer": slow})
+    assert kernel_time(update, own).seconds == pytest.approx(1e9 / (0.1 * device.memory_bytes_per_s))
+    assert kernel_time(replace(update, family="memory"), own) == same

@@ -132,6 +132,9 @@ def test_the_file_says_how_it_was_made(four: Path):
         "cross-entropy", "adamw step", "launch gap",
     }  # fmt: skip
     assert record["overlap"]["sigma"] >= 1.0
+    host = load_file(four).host
+    assert host is not None
+    assert 0.0 < host.forward_s < host.split_forward_s and host.backward_s < host.split_backward_s
     assert record["check"]["collectives"]["sizes"] == 17  # one between two sizes of each curve
     assert record["check"]["kernels"]["sizes"] > 10
 

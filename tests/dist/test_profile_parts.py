@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tpplan import cli
 from tpplan.planner.errors import TopologyError
 from tpplan.planner.estimate.compute import kernel_time
-from tpplan.profiler import below_class, check, journal, profile_file
+from tpplan.profiler import below_class, check, host, journal, profile_file
 from tpplan.profiler.discovery import Layout, Ring, tiers
 from tpplan.profiler.overlap import sigma
 from tpplan.profiler.patterns import pairs, pattern, patterns
@@ -118,6 +118,28 @@ def test_short_executions_are_timed_in_long_batches():
 
     sample(run, QUICK)
     assert counts[-1] * 1e-6 >= QUICK.batch_s / 2
+
+
+def test_a_slow_first_execution_does_not_make_batches_short():
+    counts: list[int] = []
+
+    def run(count: int) -> float:
+        counts.append(count)
+        return 1.0 if len(counts) == 1 else 1e-6 * count
+
+    found = sample(run, QUICK)
+    assert counts[-1] * 1e-6 >= QUICK.batch_s / 2
+    assert found.seconds == pytest.approx(1e-6)
+
+
+def test_the_hosts_time_is_told_per_operation():
+    seconds = {"forward": 1e-3, "step": 3e-3, "split forward": 4e-3, "split step": 9e-3}
+    samples = {
+        part: Sample(seconds=s * host.OPERATIONS, spread=0.0, batches=9) for part, s in seconds.items()
+    }
+    assert host.record(samples) == {
+        "forward_us": 1000.0, "backward_us": 2000.0, "split_forward_us": 4000.0, "split_backward_us": 5000.0,
+    }  # fmt: skip
 
 
 def test_what_belongs_together_is_taken_in_turns():
