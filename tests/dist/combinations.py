@@ -2,7 +2,7 @@
 
 Out: `EVERY`, all that a plan may ask for on at most eight ranks; `QUICK`, the first of a covering array
 of strength two: grown greedily, cheapest first, until every pair of two choices that occurs together at
-all would occur.
+all would occur; and the first of another, of models with experts or split tables beside cp or tp.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import zoo
 from tpplan.planner.schedule import SPLIT_BACKWARD, illegality
 
 RANKS = 8
-QUICK_COUNT = 64
+QUICK_COUNT, BESIDE_COUNT = 62, 5
 SCHEDULES = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zb-h1": 1, "zbv": 2, "dualpipev": 2}
 """Virtual stages of each."""
 MODES = ("none", "selective", "full")
@@ -134,6 +134,14 @@ def covering(every: tuple[Combination, ...], most: int) -> tuple[Combination, ..
     return tuple(chosen)
 
 
+def _is_beside(c: Combination) -> bool:
+    """Whether experts or tables run beside split sequences or split weights."""
+    return zoo.MODELS[c.model].ep != (1,) and max(c.cp, c.tp) > 1
+
+
 EVERY = tuple(_combinations())
-QUICK = covering(EVERY, QUICK_COUNT)
+QUICK = (
+    *covering(tuple(c for c in EVERY if not _is_beside(c)), QUICK_COUNT),
+    *covering(tuple(c for c in EVERY if _is_beside(c) and c.ep > 1), BESIDE_COUNT),
+)
 """For every run of the suite."""

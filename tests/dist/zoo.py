@@ -143,9 +143,11 @@ MODELS = {
     "gpt2-hf": Model(build=hf_gpt2, inputs=_labelled, layers=4, tp=(1, 2)),
     "mixtral": Model(
         build=cases.small_mixtral, inputs=_tokens, loss=cases.LOSS["mixtral"], dtype="bf16", layers=4,
-        tp=(1,), ep=(1, 2, 4),
+        tp=(1, 2), cp=(1, 2), ep=(1, 2, 4),
     ),
-    "mixtral-hf": Model(build=hf_mixtral, inputs=_labelled, dtype="bf16", layers=4, tp=(1,), ep=(1, 2, 4)),
+    "mixtral-hf": Model(
+        build=hf_mixtral, inputs=_labelled, dtype="bf16", layers=4, tp=(1, 2), cp=(1, 2), ep=(1, 2, 4)
+    ),
     "t5": Model(build=t5, inputs=_sequences, tp=(1, 2, 4)),
     "vit": Model(build=vit, inputs=_images("pixel_values", 16), layers=4),
     "cnn": Model(build=Convolutions, inputs=_images("x", 8)),
