@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shlex
 import signal
@@ -15,6 +16,9 @@ from .app import app
 from .exits import BAD_INPUT, DONE, FAILED, INTERRUPTED
 from .streams import say_error
 
+YOUNG_OBJECTS = 200_000
+"""Objects made between two looks for garbage. A plan is made of many small objects that live until the end:
+with Python's 700 a tenth of the time goes into looking, and memory grows by 1% without."""
 SHOW_CURSOR = b"\x1b[?25h\n"
 """Terminal escape: progress hides the cursor while it runs."""
 
@@ -26,6 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's) and return its exit code."""
     if argv is None:
         _leave_at_once_on_interrupt()
+        gc.set_threshold(YOUNG_OBJECTS)
     arguments = sys.argv[1:] if argv is None else argv
     try:
         code = app(arguments, prog_name="tpplan", standalone_mode=False)

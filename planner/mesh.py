@@ -46,7 +46,7 @@ class Mesh:
     @property
     def devices(self) -> int:
         """Number of devices of the mesh."""
-        return math.prod(self.sizes.values())
+        return self.pp * self.dp * self.cp * self.ep * self.tp
 
     @property
     def batch_ways(self) -> int:

@@ -3,8 +3,8 @@
 In: a `SearchProblem`, the cost models, pins. Out: an `Exploration`, which bounds, prices and remembers.
 
 Bounds and prices are compared as weighted seconds: a step's seconds, and for unusual layouts (`placement`)
-so many more that they win only by what they have to gain. A candidate stands for its mesh in every order in
-which tp, ep and cp groups lie alike; the orders part when the costs of an intra-op solution are known.
+so many more that they win only by what they have to gain. A candidate stands for its mesh in every order
+(`placement`); the orders part when the costs of an intra-op solution are known.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ..topology import GroupSpan, Topology
 from .balance import balanced
 from .brackets import StagePlan, can_beat
 from .costed import REDUCES_EVERY_MICROBATCH, Costed, memoised
-from .ideal import device_seconds, idealised, roofline
+from .ideal import Roofline, idealised
 from .intervals import Intervals
-from .placement import SLICE, WORTH, Placements, is_unusual, part_meshes
+from .placement import WORTH, Placements, is_unusual, part_meshes
 from .price import price
 from .quick import QuickBound, quick_bound
 from .simulated import simulated_s
@@ -37,6 +37,8 @@ ROUNDING = 1e-9
 """Floating-point differences between two ways of adding the same costs."""
 TIE = 1e-6
 """Plans whose times differ by less than this share are equals: the simpler one wins (`Candidate.key`)."""
+SLICE = ("tp", "ep", "cp")
+"""Axes that splits run along."""
 TOO_SLOW = "time: its lower bound is above the best plan"
 
 Progress = Callable[[SearchProgress], None]
@@ -86,6 +88,8 @@ class Exploration:
         """Entries by the mesh's sizes."""
         self._laid: dict[Mesh, tuple[Mesh, ...]] = {}
         self._weights: dict[Mesh, float] = {}
+        self._slices: dict[Mesh, tuple] = {}
+        self._found: dict[Candidate, Priced] = {}
         self._largest: dict[tuple, Candidate] = {}
         self._intra: dict[tuple, tuple[IntraSolution, ...]] = {}
         self._floors: dict[tuple, list[tuple[int, float]]] = {}
@@ -94,17 +98,19 @@ class Exploration:
         self._real: dict[tuple, Costed] = {}
         self._onces: dict[tuple, float] = {}
         self._clusters: dict[int, tuple[Topology, Spans]] = {}
-        self._roofline, self._placements = roofline(problem), Placements(problem)
+        self._roofline, self._placements = Roofline(problem), Placements(problem)
         self.enter(meshes(problem, pins))
         self.reached_s = self.queue[0].bound_s if self.queue else 0.0
 
     def enter(self, found: Iterable[Mesh]) -> None:
         """Put the candidates of these meshes into the queue, in every order of their axes."""
-        classes = [laid for mesh in found for laid in self._placements.alike(mesh)]
-        self._laid |= {laid[0]: laid for laid in classes}
-        for candidate in candidates(self.problem, self.pins, among=(laid[0] for laid in classes)):
-            bound = self._roofline(candidate) * self._weight(candidate.mesh)
-            if self.best and bound >= self.weighted_s(self.best):
+        limit = self.weighted_s(self.best) if self.best else math.inf
+        hopeful = (m for m in found if self._roofline.mesh_s(m) * self._weight(m) < limit)
+        laid = {mesh: self._placements.of(mesh) for mesh in hopeful}
+        self._laid |= laid
+        for candidate in candidates(self.problem, self.pins, among=laid):
+            bound = self._roofline.candidate_s(candidate) * self._weight(candidate.mesh)
+            if bound >= limit:
                 continue
             entry = Entry(bound, _queue_key(candidate), candidate)
             self.entries.append(entry)
@@ -198,9 +204,11 @@ class Exploration:
 
     def _slice_key(self, candidate: Candidate) -> tuple:
         mesh = candidate.mesh
-        span = self.cluster(mesh)[1]
-        where = tuple(span(mesh, (axis,)) for axis in SLICE)
-        return (mesh.tp, mesh.ep, mesh.cp, mesh.pp > 1, where)
+        if mesh not in self._slices:
+            _, span = self.cluster(mesh)
+            where = tuple(span(mesh, (axis,)) for axis in SLICE)
+            self._slices[mesh] = (mesh.tp, mesh.ep, mesh.cp, mesh.pp > 1, where)
+        return self._slices[mesh]
 
     def _note_floor(self, candidate: Candidate, key: tuple) -> None:
         """Remember the least seconds per sample that this microbatch takes, for smaller ones."""
@@ -276,7 +284,7 @@ class Exploration:
         """The same for meshes that leave devices idle, as far as their FLOPs alone let them win."""
         least = 1.0
         if self.best is not None:
-            least = device_seconds(self.problem) / (self.best.step_time_s * (1 - WORTH))
+            least = self._roofline.device_s / (self.best.step_time_s * (1 - WORTH))
         self.enter(part_meshes(self.problem, self.pins, at_least=least))
         self.explore()
 
@@ -346,9 +354,10 @@ class Exploration:
             return None
         priced = self._priced(costed, balanced(costed, plan, intervals), bound=bound_s)
         self.proven_s = min(self.proven_s, priced.bound_s * self._weight(candidate.mesh))
-        old = self.priced.get(candidate)
-        if old is None or self.rank(priced) < self.rank(old):
-            self.priced[candidate] = priced
+        usual = replace(candidate.mesh, order=self.problem.order)
+        for known, key in ((self.priced, candidate), (self._found, replace(candidate, mesh=usual))):
+            if key not in known or self.rank(priced) < self.rank(known[key]):
+                known[key] = priced
         if self.best is None or self.rank(priced) < self.rank(self.best):
             self.best, self.best_costed = priced, costed
         return priced
@@ -380,9 +389,7 @@ class Exploration:
 
     def found(self, candidate: Candidate) -> Priced | None:
         """The best price of a candidate over its orders, if it has one."""
-        laid = self._laid.get(candidate.mesh, ())
-        prices = [p for mesh in laid if (p := self.priced.get(replace(candidate, mesh=mesh)))]
-        return min(prices, key=self.rank, default=None)
+        return self._found.get(candidate)
 
     def _report(self, entry: Entry) -> None:
         if self.progress is not None:

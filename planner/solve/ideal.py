@@ -1,6 +1,6 @@
 """What no plan can beat: costs before any intra-op solution exists.
 
-In: a `SearchProblem` and a `Candidate`. Out: the FLOPs' own time (`roofline`), and an idealised
+In: a `SearchProblem` and a `Candidate`. Out: the FLOPs' own time (`Roofline`), and an idealised
 intra-op solution (`idealised`) from what no split can avoid:
 
     compute      forward + backward FLOPs / (devices x peak x best efficiency of any kernel family)
@@ -12,8 +12,6 @@ Priced like a real solution it also yields the gathers and the gradient sync of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ..cost import BlockCost, IntraSolution, ParameterGroup, Recompute
 from ..mesh import Mesh
 from ..problem import BlockFacts, Candidate, SearchProblem
@@ -24,34 +22,40 @@ BACKWARD_OVER_FORWARD = 2
 """FLOPs of backward over forward for trained matrix products: one product for each operand."""
 
 
-def device_seconds(problem: SearchProblem) -> float:
-    """Seconds that one device alone would take for a step's FLOPs, at the best rate of any kernel."""
-    flops = sum(
-        n * facts.forward_flops_per_sample * (1 + BACKWARD_OVER_FORWARD * facts.trainable_share)
-        for name, n in problem.counts.items()
-        for facts in (problem.blocks[name],)
-    )
-    return flops * problem.job.global_batch / best_flops_per_s(problem.topology.device, problem.job.dtype)
+class Roofline:
+    """Step times of the FLOPs alone, every one at the best rate of any kernel: the cheapest bounds."""
 
+    def __init__(self, problem: SearchProblem) -> None:
+        device_s = 1 / best_flops_per_s(problem.topology.device, problem.job.dtype)
+        self._samples, self._counts = problem.job.global_batch, problem.counts
+        self._seconds = {
+            name: facts.forward_flops_per_sample
+            * device_s
+            * (1 + BACKWARD_OVER_FORWARD * facts.trainable_share)
+            for name, facts in problem.blocks.items()
+        }
+        self._total = sum(n * self._seconds[name] for name, n in self._counts.items())
 
-def roofline(problem: SearchProblem) -> Callable[[Candidate], float]:
-    """A function candidate -> step time of the FLOPs alone, bubble included: the cheapest bound."""
-    device_s = 1 / best_flops_per_s(problem.topology.device, problem.job.dtype)
-    seconds = {
-        name: facts.forward_flops_per_sample * device_s * (1 + BACKWARD_OVER_FORWARD * facts.trainable_share)
-        for name, facts in problem.blocks.items()
-    }
-    counts = problem.counts
-    total = sum(n * seconds[name] for name, n in counts.items())
+    @property
+    def device_s(self) -> float:
+        """What one device alone would take."""
+        return self._samples * self._total
 
-    def bound(candidate: Candidate) -> float:
+    def mesh_s(self, mesh: Mesh) -> float:
+        """No microbatch and no schedule makes the step faster."""
+        return self._samples / mesh.batch_ways * self._slowest_s(mesh.pp) / (mesh.tp * mesh.cp)
+
+    def candidate_s(self, candidate: Candidate) -> float:
+        """The same with the pipeline's bubble."""
         mesh, share = candidate.mesh, 1 / candidate.fill_ways
         per_sample = candidate.micro_batch / (mesh.tp * mesh.cp)
-        crowded = max(-(-n // mesh.pp) * seconds[name] for name, n in counts.items())
-        slowest = max(total / mesh.pp, crowded)
-        return per_sample * ((candidate.microbatches - share) * slowest + share * total)
+        steady = (candidate.microbatches - share) * self._slowest_s(mesh.pp)
+        return per_sample * (steady + share * self._total)
 
-    return bound
+    def _slowest_s(self, pp: int) -> float:
+        """A sample on the slowest stage: an even share, or the most repeated class's, rounded up."""
+        crowded = max(-(-n // pp) * self._seconds[name] for name, n in self._counts.items())
+        return max(self._total / pp, crowded)
 
 
 def best_flops_per_s(device: Device, dtype: str) -> float:

@@ -4,8 +4,9 @@ In: a `SearchProblem`, a mesh or pins. Out: the orders that differ (`Placements`
 only a part of the cluster (`part_meshes`).
 
 The order of axes decides which groups stay inside a node (or a pair of linked devices) and which cross it.
-Tensor groups are always neighbours: their collectives run in every layer and cannot be hidden. Of the other
-axes every permutation is tried that the framework can lay out, once for each way in which groups then lie.
+The more often a group communicates, the nearer its ranks: tp in every operation, ep and cp in every layer, dp
+for every step. That leaves the pipeline: outermost, or inside dp, so that stages are neighbours and replicas
+lie apart. Both are tried, where groups then lie differently.
 
 A part of the cluster is whole nodes, or some devices of one node.
 
@@ -18,27 +19,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import permutations
 
 from ..estimate.frameworks import OWN_FRAMEWORK
 from ..estimate.step import spans
-from ..mesh import DEFAULT_ORDER, Mesh
+from ..mesh import Mesh
 from ..problem import Pins, SearchProblem
 from .space import allowed, divisors, pipelines_tensor_groups, tensor_sizes
 
 WORTH = 0.01
 """What an unusual layout has to gain, as a share of the step. A judgement: software releases alone move equal
 plans by 3 to 6%."""
-PP_INSIDE_ORDER = ("dp", "cp", "ep", "pp", "tp")
-"""Stages of a pipeline next to each other; Megatron calls it `--use-tp-pp-dp-mapping`."""
-ORDERS_OF = {
-    OWN_FRAMEWORK: tuple((*outer, "tp") for outer in permutations(DEFAULT_ORDER[:-1])),
-    "megatron": (DEFAULT_ORDER, PP_INSIDE_ORDER),
-}
-"""Orders that a framework can lay out; others have the usual one alone."""
+PP_INSIDE_ORDER = ("dp", "pp", "cp", "ep", "tp")
+"""Stages of a pipeline inside a replica; without ep and cp Megatron's `--use-tp-pp-dp-mapping`."""
+PP_INSIDE_FRAMEWORKS = (OWN_FRAMEWORK, "megatron")
+"""Frameworks that can lay ranks out so; others have the usual order alone."""
 
-GROUPS = (("dp",), ("dp", "cp"), ("dp", "cp", "ep"))
-SLICE = ("tp", "ep", "cp")
+GROUPS = (("tp",), ("ep",), ("cp",), ("dp",), ("dp", "cp"), ("dp", "cp", "ep"))
 
 
 def is_unusual(mesh: Mesh, problem: SearchProblem) -> bool:
@@ -50,30 +46,18 @@ class Placements:
     """The orders of a problem's meshes that differ in where some group lies."""
 
     def __init__(self, problem: SearchProblem) -> None:
-        self._span = spans(problem.topology)
-        usual = problem.order
-        self._orders = (usual, *(o for o in ORDERS_OF.get(problem.framework.name, ()) if o != usual))
+        self._span, self._inside = spans(problem.topology), problem.framework.name in PP_INSIDE_FRAMEWORKS
 
-    def alike(self, mesh: Mesh) -> list[tuple[Mesh, ...]]:
-        """The mesh in every order that differs, those together whose tp, ep and cp groups lie alike."""
-        seen: set[tuple] = set()
-        classes: dict[tuple, list[Mesh]] = {}
-        for laid in self._distinct(mesh):
-            tensors = tuple(self._span(laid, (axis,)) for axis in SLICE)
-            rest = tuple(self._span(laid, axes) for axes in GROUPS)
-            where = (tensors, rest, self._span(laid, ("pp",)).outermost)
-            if where not in seen:
-                seen.add(where)
-                classes.setdefault(tensors, []).append(laid)
-        return [tuple(found) for found in classes.values()]
+    def of(self, mesh: Mesh) -> tuple[Mesh, ...]:
+        """The mesh as it is and, if that differs, with its pipeline inside dp; slices lie alike in both."""
+        if not self._inside or mesh.pp == 1 or mesh.dp == 1:
+            return (mesh,)
+        other = replace(mesh, order=PP_INSIDE_ORDER)
+        return (mesh,) if self._where(other) == self._where(mesh) else (mesh, other)
 
-    def _distinct(self, mesh: Mesh) -> list[Mesh]:
-        """One mesh for each order of the axes larger than one."""
-        found: dict[tuple[str, ...], Mesh] = {}
-        for order in self._orders:
-            large = tuple(axis for axis in order if mesh.size(axis) > 1)
-            found.setdefault(large, replace(mesh, order=order))
-        return list(found.values())
+    def _where(self, mesh: Mesh) -> tuple:
+        groups = tuple(self._span(mesh, axes) for axes in GROUPS)
+        return groups, self._span(mesh, ("pp",)).outermost
 
 
 def part_meshes(problem: SearchProblem, pins: Pins, *, at_least: float) -> Iterator[Mesh]:

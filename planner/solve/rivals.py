@@ -54,6 +54,7 @@ def price_runners_up(run: Exploration, top: int) -> None:
 
 
 def _family(run: Exploration, expert: Expert) -> list[Entry]:
+    """The entries that are such plans."""
     return [e for e in run.entries if expert.holds(e.candidate, run.problem)]
 
 

@@ -5,7 +5,7 @@ In: a `SearchProblem`, the cost models (`Pricing`), the user's pins. Out: an `Ou
 
 Every candidate waits in a queue under a lower bound of its step time that tightens in four steps:
 
-    1. FLOPs alone, bubble included (`ideal.roofline`)
+    1. FLOPs alone, bubble included (`ideal.Roofline`)
     2. idealised costs and memory (`ideal.idealised`): still without an intra-op solution
     3. the costs of an intra-op solution, with fractions of blocks for stages (`brackets.bound_s`)
     4. exact stages and modes (`stages.shortest`, `balance.balanced`); the winner's are solved again as an ILP

@@ -36,7 +36,7 @@ from tpplan.planner.problem import (
 )
 from tpplan.planner.profile import OPTIMIZERS, Framework, Job
 from tpplan.planner.solve.costed import Costed
-from tpplan.planner.solve.ideal import idealised, roofline
+from tpplan.planner.solve.ideal import Roofline, idealised
 from tpplan.planner.solve.price import price
 from tpplan.planner.solve.quick import quick_bound
 from tpplan.planner.solve.search import search
@@ -227,7 +227,7 @@ def small() -> Outcome:
 
 def every_price(problem: SearchProblem, pricing: Pricing) -> list[float]:
     """The price of every candidate under every intra-op solution; asserts that all bounds hold."""
-    span, flops, prices = spans(problem.topology), roofline(problem), []
+    span, flops, prices = spans(problem.topology), Roofline(problem).candidate_s, []
     for candidate in candidates(problem, {}):
         setting = Setting(
             candidate=candidate, topology=problem.topology, framework=problem.framework,
