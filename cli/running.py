@@ -70,8 +70,7 @@ def verify(
                 progress(
                     f"running a step on {words.plural(smaller.mesh.devices, 'CPU rank')} and on one process"
                 )
-            batch = file.inputs(run.samples(smaller), found.job.seq_len)
-            verdict = run.verify(file.build(), batch, smaller, loss=file.loss, planned=found)
+            verdict = run.verify_built(file.build, file.inputs, smaller, loss=file.loss, planned=found)
     if json_:
         print_json({**asdict(verdict), "equal": verdict.equal, "faithful": verdict.faithful})
     else:

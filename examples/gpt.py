@@ -73,6 +73,7 @@ class GPT(nn.Module):
 
     def __init__(self, c: Config) -> None:
         super().__init__()
+        self.config = c
         self.tokens = nn.Embedding(c.vocab, c.hidden)
         self.positions = nn.Embedding(c.positions, c.hidden)
         self.layers = nn.ModuleList(Block(c) for _ in range(c.layers))

@@ -14,7 +14,8 @@ is complete or absent: it is written under another name and renamed when every r
 synced its part. Each one holds parameters, buffers, the optimizer's state and options, the random
 numbers of every rank, and the state of whatever else is given (data loaders, learning rate schedules).
 
-A rank that dies loses at most `every` steps, and those that ran while a checkpoint was being written.
+A rank that dies loses at most `every` steps, and those that ran while a checkpoint was being written: never
+more than twice `every`, because the next checkpoint does not begin before the last one is complete.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A plan on CPU ranks against one process: loss, every gradient, one optimizer step, every collective.
 
-In: a model (small enough for this machine, in fp32), a global batch, a loss, a plan. Out: a `Verdict`.
+In: a model in fp32 and a global batch, or how to make them, a loss, a plan. Out: a `Verdict`. A model too
+large for this machine is made narrow first, where it can be (`narrow`).
 One gloo rank per device of the plan is forked here. Relative errors compare Euclidean norms:
 |found - expected| / |expected|. With dropout two runs never agree, so models are put in eval mode.
 """
@@ -8,7 +9,7 @@ One gloo rank per device of the plan is forked here. Relative errors compare Euc
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +25,7 @@ from .fidelity import Row, compare, counts_agree
 from .forked import on_ranks
 from .forward import LossFunction, own_loss
 from .gather import whole
+from .narrow import narrowed
 
 TOLERANCE = 1e-4
 """Largest relative error of fp32 sums added in another order."""
@@ -52,6 +54,8 @@ class Verdict:
     """Whether all ranks of each group ran its collectives in the same order."""
     differences: tuple[str, ...]
     """What the runtime knows to run otherwise than priced."""
+    width: str
+    """At which sizes it ran, in words."""
 
     @property
     def equal(self) -> bool:
@@ -88,6 +92,7 @@ class _Found:
 def reduced(plan: Plan, ranks: int | None) -> Plan:
     """The plan in fp32, on fewer data-parallel ranks if `ranks` says so.
 
+    An axis of one rank then has no collectives.
     Raises `OptionError` when that number of ranks cannot be reached by cutting `dp` alone.
     """
     rest = plan.mesh.devices // plan.mesh.dp
@@ -101,12 +106,57 @@ def reduced(plan: Plan, ranks: int | None) -> Plan:
             f"the plan has {wanted} ranks, more than {MOST_RANKS}: give --ranks a multiple of {rest}"
         )
     mesh = replace(plan.mesh, dp=wanted // rest)
-    return replace(plan, mesh=mesh, job=replace(plan.job, dtype="fp32"))
+    axes = [(c, [axis for axis in c.axis.split("+") if mesh.size(axis) > 1]) for c in plan.communications]
+    communications = tuple(replace(c, axis="+".join(left)) for c, left in axes if left)
+    return replace(plan, mesh=mesh, communications=communications, job=replace(plan.job, dtype="fp32"))
 
 
 def samples(plan: Plan) -> int:
     """Samples of one step."""
     return plan.micro_batch * plan.num_microbatches * plan.mesh.batch_ways
+
+
+def verify_built(
+    build: Callable[[], nn.Module],
+    inputs: Callable[[int, int], Any],
+    plan: Plan,
+    *,
+    loss: LossFunction | None,
+    planned: Plan,
+) -> Verdict:
+    """`verify` of what a model file makes: at full width if it fits this machine, or made narrow.
+
+    Raises `OptionError` for a large model that cannot be made narrow enough, saying why.
+    """
+    with torch.device("meta"):
+        hollow = build()
+    parameters, length = _count(hollow), plan.job.seq_len
+    if parameters <= LARGEST_PARAMETERS:
+        return verify(build(), inputs(samples(plan), length), plan, loss=loss, planned=planned)
+    narrow = narrowed(hollow, plan)
+    if isinstance(narrow, str):
+        raise _too_large(parameters, f"it runs at full width ({narrow})")
+    if narrow.parameters > LARGEST_PARAMETERS:
+        raise _too_large(narrow.parameters, f"even with its widths divided by {narrow.divisor}")
+    plan = narrow.plan
+    batch = narrow.batch(inputs(samples(plan), plan.job.seq_len))
+    found = verify(narrow.build(), batch, plan, loss=loss, planned=planned)
+    width = (
+        f"widths divided by {narrow.divisor}, {plan.num_microbatches} microbatches, "
+        f"sequences of {plan.job.seq_len}"
+    )
+    return replace(found, width=width)
+
+
+def _count(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def _too_large(parameters: int, why: str) -> OptionError:
+    return OptionError(
+        f"the model has {parameters:,} parameters, {why}; verify runs it once per rank on this machine: "
+        f"give a small factory, at most {LARGEST_PARAMETERS:,}"
+    )
 
 
 def verify(model: nn.Module, batch: Any, plan: Plan, *, loss: LossFunction | None, planned: Plan) -> Verdict:
@@ -115,17 +165,13 @@ def verify(model: nn.Module, batch: Any, plan: Plan, *, loss: LossFunction | Non
     `planned` is the plan as it was made: whether its bytes can be compared depends on its dtype and
     size. Raises `PlanError` when a rank fails or does not answer, with what it said.
     """
-    parameters = sum(p.numel() for p in model.parameters())
-    if parameters > LARGEST_PARAMETERS:
-        raise OptionError(
-            f"the model has {parameters:,} parameters; verify runs it once per rank on this machine: "
-            f"give a small factory, at most {LARGEST_PARAMETERS:,}"
-        )
+    if _count(model) > LARGEST_PARAMETERS:
+        raise _too_large(_count(model), "as it was given")
     task = _Task(model.float().eval(), batch, loss or own_loss, plan)
     found = on_ranks(_step, task, size=plan.mesh.devices)
     expected = _alone(task)  # after the fork: autograd's threads do not survive one
     rows = compare(plan, [rank.executed for rank in found])
-    if planned.job.dtype != "fp32" or planned.mesh != plan.mesh:
+    if planned.job.dtype != "fp32" or (planned.mesh, planned.parameters) != (plan.mesh, plan.parameters):
         rows = tuple(replace(row, agrees=counts_agree(row)) for row in rows)
     name, gradient_error = _worst([f.gradients for f in found], expected.gradients)
     return Verdict(
@@ -138,6 +184,7 @@ def verify(model: nn.Module, batch: Any, plan: Plan, *, loss: LossFunction | Non
         collectives=rows,
         same_order=same_order([f.executed for f in found]),
         differences=found[0].differences,
+        width="full width",
     )
 
 

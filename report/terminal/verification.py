@@ -21,7 +21,7 @@ def render_verdict(verdict: Verdict) -> Group:
 
 
 def _parts(verdict: Verdict) -> Iterator[RenderableType]:
-    yield Heading(f"{verdict.ranks} ranks against one process")
+    yield Heading(f"{verdict.ranks} ranks against one process, {verdict.width}")
     outcome = "equal" if verdict.equal else "NOT EQUAL"
     yield literal(f"{outcome}: loss {verdict.loss:.7g}, expected {verdict.expected_loss:.7g}")
     yield literal(
