@@ -100,6 +100,8 @@ class Framework:
     """Whether ZeRO-3 keeps the parameters outside repeated layers whole from forward to backward."""
     gathers_in_own_pool: bool = False
     """Whether parameters are gathered into a buffer of another stream's memory pool, then copied out."""
+    computes_with_copies: bool = False
+    """Whether below ZeRO-3 the parameters of a step are copies beside those that are stored and updated."""
     reduces_in_own_pool: bool = False
     """Whether gradients that stay whole through a step are reduced into shards of their own beside them."""
     receive_buffers: float = 0.0

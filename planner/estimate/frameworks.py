@@ -135,6 +135,7 @@ TPPLAN = Framework(
     runs_selective_once=True,
     keeps_root_gathered=True,
     gathers_in_own_pool=True,
+    computes_with_copies=True,
     reduces_in_own_pool=True,
     receive_buffers=2.0,
     converts_parameters=False,
@@ -144,6 +145,8 @@ TPPLAN = Framework(
         "as `torch`, on which this runtime stands: FSDP2's root and pools, the pipeline's receive "
         "buffers (no outputs: the loss lies in the last stage); nothing measured of its own yet. "
         "keeps_gathered_in_pipeline: runtime/data.py. "
+        "computes_with_copies: FSDP2 copies parameters out of what it stores, for a group of one rank too "
+        "(_fsdp_param_group.py, wait_for_unshard), and so does `replicate`, which is ZeRO-0 here. "
         "recompute_stops_early, runs_selective_once: torch.utils.checkpoint without reentrance. "
         "converts_parameters: a parameter has one layout, and is read in it. "
         "sums_tied_shards: runtime/ties.py, after gradients were reduce-scattered. "

@@ -4,7 +4,8 @@ In: block costs under one intra-op solution, the mesh, the ZeRO stage, the frame
 optimizer. Out: bytes per block class that stay for the whole step (`block_states`), and the
 memory of a stage by kind (`stage_memory`).
 
-    parameters   element_bytes per element; under ZeRO-3 divided by the replicas
+    parameters   element_bytes per element; under ZeRO-3 divided by the replicas; where a step computes with
+                 copies, those too, and what is stored is divided from ZeRO-1 on
     gradients    framework.gradient_bytes;  from ZeRO-2 on divided by the replicas
     optimizer    master copy (16-bit parameters only) + moments; from ZeRO-1 on divided
     activations  saved bytes x microbatches in flight
@@ -61,6 +62,18 @@ def keeps_gathered(zero: int, mesh: Mesh, framework: Framework) -> bool:
     return zero == 3 and mesh.pp > 1 and framework.keeps_gathered_in_pipeline
 
 
+def copies(group: ParameterGroup, mesh: Mesh, zero: int, framework: Framework) -> bool:
+    """Whether a step computes with copies of parameters that ZeRO-3 would gather (see the framework's field).
+
+    They are made where there are replicas, and where a dtype is computed in that is not the stored one;
+    sparse parameters are left as they are unless they are sharded.
+    """
+    if not framework.computes_with_copies or zero >= 3:
+        return False
+    shared = replicas(group, mesh) > 1
+    return shared and zero > 0 if group.sparse else shared or group.element_bytes <= HALF_BYTES
+
+
 def traffic_stage(zero: int, mesh: Mesh, framework: Framework) -> int:
     """The ZeRO stage whose traffic the step has."""
     return 1 if keeps_gathered(zero, mesh, framework) else zero
@@ -94,7 +107,8 @@ def block_states(
     for group in cost.parameters:
         ways = shard_group or replicas(group, mesh)
         whole = group.numel * group.element_bytes
-        parameters += whole / (ways if zero >= 3 else 1)
+        copied = copies(group, mesh, zero, framework)
+        parameters += whole / (ways if zero >= 3 or (zero and copied) else 1) + (whole if copied else 0.0)
         unsharded = whole * (1 - 1 / ways) if zero >= 3 else 0.0
         gathered += 0.0 if whole_step else unsharded
         parameters += whole if kept else unsharded if whole_step else 0.0

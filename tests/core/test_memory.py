@@ -126,6 +126,25 @@ def test_the_root_stays_whole_where_the_framework_keeps_it() -> None:
     assert (states(False).parameters, states(False).gathered) == pytest.approx((200, 1800))
 
 
+@pytest.mark.parametrize(
+    ("group", "mesh", "parameters"),
+    [
+        (DENSE, MESH, (4000, 2200, 2200, 200)),
+        (SPARSE, MESH, (2000, 3000, 3000, 1000)),
+        (DENSE, Mesh(), (4000, 4000, 4000, 2000)),  # computed in 16 bits, stored in 32
+        (replace(DENSE, element_bytes=4), Mesh(), (4000, 4000, 4000, 4000)),
+    ],
+)
+def test_a_step_computes_with_copies(group: ParameterGroup, mesh: Mesh, parameters: tuple) -> None:
+    """Beside what is stored: all of it without ZeRO, a shard from ZeRO-1 on; under ZeRO-3 there is none."""
+    copying = replace(FRAMEWORK, computes_with_copies=True)
+
+    def found(zero: int) -> float:
+        return block_states(block(group), mesh=mesh, zero=zero, framework=copying, optimizer=ADAMW).parameters
+
+    assert tuple(map(found, range(4))) == parameters
+
+
 def test_stages_that_finish_in_turn_hold_whole_gradients_one_at_a_time() -> None:
     """Whole parameters and gradients under stages, and the shards that they are reduced into."""
     keeps = replace(FRAMEWORK, keeps_gathered_in_pipeline=True, reduces_in_own_pool=True)
