@@ -31,7 +31,7 @@ DEFAULT_SCHEDULES = (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED)
 HSDP_FRAMEWORKS = ("torch", OWN_FRAMEWORK)
 """Frameworks whose sharding groups may be smaller than the data-parallel ranks (FSDP2's HYBRID_SHARD)."""
 SPARSE_ALONE = (OWN_FRAMEWORK,)
-"""Frameworks under which tp beside experts or tables is tried only when tp or ep is pinned. Both together make
+"""Frameworks under which tp beside experts or tables is tried only when either is pinned. Both together make
 the search ten times longer; DeepSeek-V3 on 256 H100 gains 0.02% (pp8 x ep8 x tp4 against pp16 x ep16)."""
 FULL_PIPELINES = ("torch",)
 """Frameworks whose schedules with one stage a rank refuse fewer microbatches than stages (Schedule1F1B)."""
