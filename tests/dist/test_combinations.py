@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import cases
+import held
 import pytest
 import torch
 import zoo
@@ -27,11 +28,11 @@ Ranks = Callable[[int], RankPool]
 Values = dict[str, torch.Tensor]
 
 
-def train(name: str, plan: Plan) -> tuple[list[float], Values, Values, list[Executed]]:
-    """On one rank: losses, first gradients, last parameters of three clipped steps; its collectives."""
+def train(name: str, plan: Plan) -> tuple[list[float], Values, Values, held.Held, list[Executed]]:
+    """On one rank: losses, first gradients, last parameters of 3 clipped steps; what it holds, and runs."""
     parallel = auto_parallelize(zoo.built(name), zoo.inputs(name), plan=plan, loss_fn=zoo.MODELS[name].loss)
     optimizer = cases.optimizer_of(parallel.parameters())
-    losses, first, found = [], {}, []
+    losses, first, found, between = [], {}, [], []
     for step in range(cases.STEPS):
         with record() as executed:
             losses.append(parallel.train_step(zoo.inputs(name, seed=step)).item())
@@ -40,9 +41,10 @@ def train(name: str, plan: Plan) -> tuple[list[float], Values, Values, list[Exec
         with record() as clipping:
             parallel.clip_grad_norm_(cases.MAX_NORM)
         optimizer.step()
+        between.append(held.held(parallel, optimizer))
         optimizer.zero_grad()
         found = executed + clipping
-    return losses, first, {n: whole(p.detach()) for n, p in parallel.named_parameters()}, found
+    return losses, first, {n: whole(p.detach()) for n, p in parallel.named_parameters()}, between[-1], found
 
 
 @functools.cache
@@ -64,18 +66,20 @@ def trained(name: str) -> tuple[list[float], Values, Values]:
 
 
 def check(combination: Combination, ranks: Ranks) -> None:
-    """Losses, all first gradients and all last parameters of every rank; every collective."""
+    """Losses, all first gradients and all last parameters of every rank; what it holds; every collective."""
     plan = zoo.planned(combination.model, **combination.pins)
     results = ranks(combination.ranks).run(train, combination.model, plan)
     losses, gradients, parameters = trained(combination.model)
-    for found, first, last, _ in results:
+    for found, first, last, *_ in results:
         assert found == pytest.approx(losses, rel=TOLERANCE)
         for what, values, expected in (("gradient", first, gradients), ("value", last, parameters)):
             for name in values.keys() & expected.keys():
                 size = max(expected[name].norm(), VANISHING * max(e.norm() for e in expected.values()))
                 error = (values[name] - expected[name]).norm() / size
                 assert error < TOLERANCE, f"{what} of {name}: relative error {error:.1e}"
-    assert set(gradients) <= set().union(*(first for _, first, _, _ in results))
+    assert set(gradients) <= set().union(*(first for _, first, *_ in results))
+    holdings = [between for *_, between, _ in results]
+    assert held.disagreements(plan, holdings, dtype=zoo.MODELS[combination.model].dtype) == []
     rows = compare(plan, [executed for *_, executed in results])
     if zoo.MODELS[combination.model].dtype != "fp32":  # planned in it, run in fp32
         rows = tuple(replace(row, agrees=counts_agree(row)) for row in rows)
