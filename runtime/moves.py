@@ -76,15 +76,16 @@ class Shared:
     """Conversions of one tensor that several modules read: made once while the tensor lives."""
 
     def __init__(self) -> None:
-        self._made: dict[str, tuple[weakref.ref, DTensor]] = {}
+        self._made: dict[tuple[str, Placement], tuple[weakref.ref, DTensor]] = {}
 
     def move(self, x: DTensor, target: Placement, gradient: Placement, label: str) -> DTensor:
-        """`move`, or what it gave the last time for the same tensor and label."""
-        known = self._made.get(label)
+        """`move`, or what it gave the last time for the same tensor, label and layout."""
+        key = (label, target)
+        known = self._made.get(key)
         if known is not None and known[0]() is x:
             return known[1]
         made = move(x, target, gradient, label)
-        self._made[label] = (weakref.ref(x, lambda _: self._made.pop(label, None)), made)
+        self._made[key] = (weakref.ref(x, lambda _: self._made.pop(key, None)), made)
         return made
 
 
