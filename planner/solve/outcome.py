@@ -47,7 +47,9 @@ def outcome(run: Exploration, top: int, experts: dict[str, Candidate]) -> Outcom
     lower = min(run.proven_s, weighted)
     pruned = Counter(bound for candidate, bound in run.pruned.items() if candidate not in run.priced)
     summary = SearchSummary(
-        meshes_considered=len(run.entries),
+        meshes_considered=len(
+            {entry.candidate for entry in run.entries} | run.pruned.keys() | run.priced.keys()
+        ),
         meshes_pruned=pruned.total(),
         pruned_by=tuple(sorted(pruned.items())),
         lower_bound_s=lower * best.step_time_s / weighted,

@@ -15,7 +15,7 @@ import zoo
 from tpplan.planner.schedule import SPLIT_BACKWARD, illegality
 
 RANKS = 8
-QUICK_COUNT, BESIDE_COUNT = 62, 5
+QUICK_COUNT, BESIDE_COUNT = 60, 3
 SCHEDULES = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zb-h1": 1, "zbv": 2, "dualpipev": 2}
 """Virtual stages of each."""
 MODES = ("none", "selective", "full")
