@@ -25,7 +25,7 @@ from .brackets import StagePlan, can_beat
 from .costed import REDUCES_EVERY_MICROBATCH, Costed, memoised
 from .ideal import Roofline, idealised
 from .intervals import Intervals
-from .placement import WORTH, Placements, is_unusual, part_meshes
+from .placement import LEAST_USED, WORTH, Placements, is_unusual, part_meshes
 from .price import price
 from .quick import QuickBound, quick_bound
 from .simulated import simulated_s
@@ -284,7 +284,8 @@ class Exploration:
         """The same for meshes that leave devices idle, as far as their FLOPs alone let them win."""
         least = 1.0
         if self.best is not None:
-            least = self._roofline.device_s / (self.best.step_time_s * (1 - WORTH))
+            hopeless = self._roofline.device_s / (self.best.step_time_s * (1 - WORTH))
+            least = max(hopeless, LEAST_USED * self.problem.topology.devices)
         self.enter(part_meshes(self.problem, self.pins, at_least=least))
         self.explore()
 

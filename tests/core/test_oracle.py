@@ -86,9 +86,9 @@ def weight(problem: SearchProblem, mesh: Mesh) -> float:
 
 
 def settings_of(small: Small, pins: dict) -> Iterator[Setting]:
-    """Every candidate with the devices it uses."""
+    """Every candidate with the devices it uses, those that use all of them first."""
     problem = small.problem
-    for mesh in every_mesh(problem):
+    for mesh in sorted(every_mesh(problem), key=lambda mesh: -mesh.devices):
         used = problem.topology.part(mesh.devices)
         for candidate in candidates(problem, pins, among=[mesh]):
             yield Setting(
@@ -98,11 +98,17 @@ def settings_of(small: Small, pins: dict) -> Iterator[Setting]:
 
 
 def every_price(small: Small, pins: dict) -> Iterator[float]:
-    """The closed-form step time of everything that fits, weighted."""
+    """The closed-form step time of everything that fits, weighted; of parts only where nothing else does."""
+    fits = False
     for setting in settings_of(small, pins):
+        part = setting.mesh.devices < small.problem.topology.devices
+        if fits and part:
+            return
         for solution in small.pricing.intra(setting.mesh, setting.candidate.micro_batch):
             costed = Costed(problem=small.problem, setting=setting, intra=solution)
-            yield from (weight(small.problem, setting.mesh) * price for price in prices_of(costed))
+            for seconds in prices_of(costed):
+                fits = fits or not part
+                yield weight(small.problem, setting.mesh) * seconds
 
 
 def answer_s(small: Small, found: Outcome) -> float:
@@ -180,7 +186,9 @@ def test_no_decision_makes_the_step_faster(seed: int) -> None:
 def test_no_mesh_is_faster(seed: int) -> None:
     """The mesh search alone: every candidate priced by the stage solver, and every bound of it below that."""
     small = small_problem(seed, most_layers=3, batches=(2, 4))
-    prices = [price for setting in settings_of(small, {}) for price in solved(small, setting)]
+    asked, devices = list(settings_of(small, {})), small.problem.topology.devices
+    prices = [p for setting in asked if setting.mesh.devices == devices for p in solved(small, setting)]
+    prices = prices or [p for setting in asked for p in solved(small, setting)]
     found = search(small.problem, small.pricing)
     if not prices:
         assert isinstance(found, Infeasible)
