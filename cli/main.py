@@ -18,7 +18,7 @@ from .streams import say_error
 
 YOUNG_OBJECTS = 200_000
 """Objects made between two looks for garbage. A plan is made of many small objects that live until the end:
-with Python's 700 a tenth of the time goes into looking, and memory grows by 1% without."""
+with Python's 700 a tenth of the time goes into looking, and memory grows by 1 to 4% without."""
 SHOW_CURSOR = b"\x1b[?25h\n"
 """Terminal escape: progress hides the cursor while it runs."""
 

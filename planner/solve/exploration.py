@@ -93,7 +93,6 @@ class Exploration:
         self._largest: dict[tuple, Candidate] = {}
         self._intra: dict[tuple, tuple[IntraSolution, ...]] = {}
         self._floors: dict[tuple, list[tuple[int, float]]] = {}
-        self._bounds: dict[Candidate, float] = {}
         self._ideal: dict[tuple, tuple[tuple[Mesh, QuickBound], ...]] = {}
         self._real: dict[tuple, Costed] = {}
         self._onces: dict[tuple, float] = {}
@@ -236,7 +235,7 @@ class Exploration:
     def by_bound(self, members: Iterable[Entry]) -> Iterator[tuple[float, Candidate]]:
         """(bound, candidate), the most promising first; a bound is tightened when its turn comes."""
         tighten = (self.ideal_bound_s, self._costed_bound_s)
-        heap = [(max(e.bound_s, self._bounds.get(e.candidate, 0.0)), e.key, e.candidate, 0) for e in members]
+        heap = [(e.bound_s, e.key, e.candidate, 0) for e in members]
         heapify(heap)
         while heap:
             bound, key, candidate, steps = heappop(heap)
@@ -265,8 +264,8 @@ class Exploration:
     def explore(self) -> None:
         """Take up the most promising candidate until nothing left can win."""
         while self.queue:
-            self.reached_s = self.queue[0].bound_s
             entry = self.queue[0]
+            self.reached_s = entry.bound_s
             if self.best is not None and entry.bound_s >= self.weighted_s(self.best) * (1 + TIE):
                 for other in self.queue:
                     self._prune(TOO_SLOW, other.candidate)
@@ -366,9 +365,8 @@ class Exploration:
     def _too_slow(self, costed: Costed, bound_s: float) -> None:
         """Note that the splits found for a candidate take at least `bound_s`, and others perhaps less."""
         self._prune(TOO_SLOW, costed.candidate)
-        bound_s *= costed.intra.proven_share * self._weight(costed.candidate.mesh)
-        self._bounds[costed.candidate] = max(bound_s, self._bounds.get(costed.candidate, 0.0))
-        self.proven_s = min(self.proven_s, bound_s)
+        proven_s = bound_s * costed.intra.proven_share * self._weight(costed.candidate.mesh)
+        self.proven_s = min(self.proven_s, proven_s)
 
     def _priced(self, costed: Costed, plan: StagePlan, *, bound: float) -> Priced:
         """The price; by the event simulator too when the closed form alone would make it the best."""

@@ -41,15 +41,18 @@ def compare_experts(run: Exploration) -> dict[str, Candidate]:
 
 
 def price_runners_up(run: Exploration, top: int) -> None:
-    """Find the best plan of the meshes that come next by price or by bound, until there are `top`."""
+    """Find the best plan of each mesh of as many devices that comes next by price or bound, up to `top`."""
     assert run.best is not None
+    devices = run.best.candidate.mesh.devices
     done = {mesh_sizes(run.best.candidate)}
     order = [mesh_sizes(p.candidate) for p in sorted(run.priced.values(), key=run.rank)]
     order += [mesh_sizes(e.candidate) for e in sorted(run.queue)]
     for sizes in dict.fromkeys(order):
         if len(done) > top or run.late:
             return
-        if sizes not in done and _best_of(run, run.members[sizes], ask=False):
+        if math.prod(sizes) != devices or sizes in done:
+            continue
+        if _best_of(run, run.members[sizes], ask=False):
             done.add(sizes)
 
 
