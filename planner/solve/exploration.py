@@ -25,7 +25,7 @@ from .brackets import StagePlan, can_beat
 from .costed import REDUCES_EVERY_MICROBATCH, Costed, memoised
 from .ideal import Roofline, idealised
 from .intervals import Intervals
-from .placement import LEAST_USED, WORTH, Placements, is_unusual, part_meshes
+from .placement import WORTH, Placements, is_unusual, part_meshes, part_sizes
 from .price import price
 from .quick import QuickBound, quick_bound
 from .simulated import simulated_s
@@ -281,11 +281,11 @@ class Exploration:
 
     def explore_parts(self) -> None:
         """The same for meshes that leave devices idle, as far as their FLOPs alone let them win."""
-        least = 1.0
+        sizes = part_sizes(self.problem.topology, every=self.best is None)
         if self.best is not None:
             hopeless = self._roofline.device_s / (self.best.step_time_s * (1 - WORTH))
-            least = max(hopeless, LEAST_USED * self.problem.topology.devices)
-        self.enter(part_meshes(self.problem, self.pins, at_least=least))
+            sizes = {devices for devices in sizes if devices >= hopeless}
+        self.enter(part_meshes(self.problem, self.pins, sizes=sizes))
         self.explore()
 
     def _prune(self, bound: str, candidate: Candidate) -> None:

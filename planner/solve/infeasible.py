@@ -22,7 +22,7 @@ from ..topology import Topology
 from .costed import Costed
 from .explain import gib, needed_bytes
 from .ideal import idealised
-from .placement import part_meshes
+from .placement import part_meshes, part_sizes
 from .price import price
 from .solver import Status
 from .space import candidates
@@ -49,7 +49,8 @@ def infeasible(problem: SearchProblem, pricing: Pricing, pins: Pins) -> Infeasib
         default=None,
     )
     if closest is None:
-        parts = [mesh.devices for mesh in part_meshes(problem, pins, at_least=1)]
+        sizes = part_sizes(problem.topology, every=True)
+        parts = [mesh.devices for mesh in part_meshes(problem, pins, sizes=sizes)]
         if not parts:
             return _indivisible(problem, pins)
         return infeasible(replace(problem, topology=problem.topology.part(max(parts))), pricing, pins)

@@ -86,9 +86,9 @@ def weight(problem: SearchProblem, mesh: Mesh) -> float:
 
 
 def settings_of(small: Small, pins: dict) -> Iterator[Setting]:
-    """Every candidate with the devices it uses, those that use all of them first."""
+    """Every candidate with the devices it uses."""
     problem = small.problem
-    for mesh in sorted(every_mesh(problem), key=lambda mesh: -mesh.devices):
+    for mesh in every_mesh(problem):
         used = problem.topology.part(mesh.devices)
         for candidate in candidates(problem, pins, among=[mesh]):
             yield Setting(
@@ -98,16 +98,11 @@ def settings_of(small: Small, pins: dict) -> Iterator[Setting]:
 
 
 def every_price(small: Small, pins: dict) -> Iterator[float]:
-    """The closed-form step time of everything that fits, weighted; of parts only where nothing else does."""
-    fits = False
+    """The closed-form step time of everything that fits, weighted."""
     for setting in settings_of(small, pins):
-        part = setting.mesh.devices < small.problem.topology.devices
-        if fits and part:
-            return
         for solution in small.pricing.intra(setting.mesh, setting.candidate.micro_batch):
             costed = Costed(problem=small.problem, setting=setting, intra=solution)
             for seconds in prices_of(costed):
-                fits = fits or not part
                 yield weight(small.problem, setting.mesh) * seconds
 
 
