@@ -13,7 +13,7 @@ demo: $(READY)
 	@$(BIN)/tpplan suggest examples/llama3_8b.py --topology dgx-h100:8 --global-batch 512 --seq-len 8192
 
 test: $(READY)
-	@$(BIN)/python -m pytest -q -m "not slow"
+	@$(BIN)/python -m pytest -q -m "not slow" -n auto --maxprocesses 4
 
 slow: $(READY)
 	@$(BIN)/python -m pytest -q -m slow
@@ -33,7 +33,7 @@ laws: $(READY)
 	@$(BIN)/python -m pytest -q tests/core/test_laws.py
 
 core: $(READY)
-	@$(BIN)/python -m pytest -q tests/core --ignore tests/core/test_laws.py
+	@$(BIN)/python -m pytest -q -n auto --maxprocesses 4 tests/core --ignore tests/core/test_laws.py
 
 # Not --quiet: it would hide warnings from --strict. NO_MKDOCS_2_WARNING silences an advertisement.
 docs: $(READY)

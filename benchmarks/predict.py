@@ -24,7 +24,7 @@ from tpplan.planner.profile import Framework, Job
 from tpplan.planner.solve.brackets import StagePlan, read_cuts
 from tpplan.planner.solve.costed import Costed
 from tpplan.planner.solve.intervals import Intervals, StageProblem
-from tpplan.planner.solve.intra_op import Prices, intra_op
+from tpplan.planner.solve.intra_op import IntraOp, Prices
 from tpplan.planner.solve.price import price
 from tpplan.planner.solve.stages import shortest
 from tpplan.planner.topology import Topology
@@ -96,7 +96,7 @@ def price_row(row: Row, graph: Graph, topology: Topology, framework: Framework) 
     problem = replace(search_problem(graph, topology, _job(row)), framework=framework)
     model = collectives.model(topology)
     pricing = Pricing(
-        intra=intra_op(
+        intra=IntraOp(
             graph,
             topology,
             framework,

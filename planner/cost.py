@@ -152,8 +152,6 @@ class IntraSolution:
     bound_s: float
     """Proven lower bound of the objective (equal to it when solved to optimality)."""
     optimal: bool
-    floor_s: float = 0.0
-    """No splits of this slice take less for this microbatch, hidden communication taken off; 0: not known."""
     splits: object = None
     """The choices behind the costs, for the report; opaque to the search."""
 

@@ -31,7 +31,7 @@ from .routed import obstacle as routing_obstacle
 from .rules.choices import BATCH, SEQUENCE
 from .solve.batch_slack import batch_slack
 from .solve.block_cost import sparse_parameters
-from .solve.intra_op import Prices, Splits, intra_op
+from .solve.intra_op import IntraOp, Prices, Splits
 from .solve.search import search
 from .topology import Topology
 
@@ -119,6 +119,7 @@ def prepared(graph: Graph, topology: Topology, job: Job) -> Prepared:
     run = as_run(graph, framework, precision=job.dtype)
     model = collectives.model(priced)
     prices = Prices(kernel_time=compute.kernel_time, collective_time=model.time)
+    intra = IntraOp(run, priced, framework, prices)
     return Prepared(
         graph=run,
         topology=priced,
@@ -126,7 +127,8 @@ def prepared(graph: Graph, topology: Topology, job: Job) -> Prepared:
         problem=replace(search_problem(run, priced, job), framework=framework),
         prices=prices,
         pricing=Pricing(
-            intra=intra_op(run, priced, framework, prices),
+            intra=intra,
+            floor_s=intra.floor_s,
             collective_time=model.time,
             kernel_time=compute.kernel_time,
             batch_slack=batch_slack(priced),

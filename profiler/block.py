@@ -23,7 +23,7 @@ from ..planner.fit_scales import Case, fit_scales
 from ..planner.fold import build
 from ..planner.graph import Graph
 from ..planner.mesh import Mesh
-from ..planner.solve.intra_op import Prices, intra_op
+from ..planner.solve.intra_op import IntraOp, Prices
 from ..planner.topology import Topology
 from ..planner.trace import trace_source
 from ..planner.trace.layer import Layer, first_layer
@@ -135,7 +135,7 @@ def predict(graph: Graph, topology: Topology, framework: str, *, module: str, dt
     profile = FRAMEWORKS[framework]
     run = as_run(graph, profile, precision=dtype)
     prices = Prices(kernel_time=compute.kernel_time, collective_time=collectives.model(topology).time)
-    solution = intra_op(run, topology, profile, prices)(Mesh(pp=1, dp=1, cp=1, ep=1, tp=1), BATCH)[0]
+    solution = IntraOp(run, topology, profile, prices)(Mesh(pp=1, dp=1, cp=1, ep=1, tp=1), BATCH)[0]
     names = [name for name, block in run.blocks.items() if block.repeated and block.module == module]
     if not names:
         raise ModelError(f"planning sees no block at {module}: its layers differ too much")

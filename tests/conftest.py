@@ -1,4 +1,4 @@
-"""Settings of the whole suite: a private cache, fixed terminal, repeatable property tests."""
+"""Settings of the whole suite: a private cache, fixed terminal, repeatable property tests, shared workers."""
 
 from __future__ import annotations
 
@@ -7,9 +7,25 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
+
+RANKS = "tests/dist/"
+"""Tests that share pools of ranks."""
+
+
+class ByFile(LoadFileScheduling):
+    """One worker runs a file's tests, which share fixtures, and all tests that need ranks."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return RANKS if nodeid.startswith(RANKS) else super()._split_scope(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
+    return ByFile(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -19,7 +19,7 @@ from ..options import check_serving_pins
 from ..plan import Infeasible, Plan
 from ..planning import expert_sizes, tensor_sizes
 from ..profile import Job
-from ..solve.intra_op import Prices, intra_op
+from ..solve.intra_op import Prices
 from ..topology import Topology
 from .phases import check_decoder
 from .plan import nothing_serves, serving_plan

@@ -14,7 +14,7 @@ from ..estimate.collectives import CollectiveModel
 from ..estimate.engines import Engine, as_framework
 from ..graph import Graph
 from ..mesh import Mesh
-from ..solve.intra_op import Prices, Splits, after, intra_op, priced_again, traced_sizes
+from ..solve.intra_op import IntraOp, Prices, Splits, after, priced_again, traced_sizes
 from ..topology import Topology
 from .phases import Phase, in_phase
 
@@ -50,7 +50,7 @@ class Pricer:
 
     def _choose(self, ep: int, tp: int, phase: Phase) -> Passing | None:
         graph = in_phase(self._graph, phase, dtype=self._dtype)
-        solve = intra_op(graph, self._topology, self._framework, self._prices)
+        solve = IntraOp(graph, self._topology, self._framework, self._prices)
         found = solve(Mesh(ep=ep, tp=tp), phase.sequences // ep)
         return Passing(graph=graph, solution=found[0]) if found else None
 

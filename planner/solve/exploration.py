@@ -23,7 +23,7 @@ from ..topology import GroupSpan, Topology
 from .balance import balanced
 from .brackets import StagePlan, can_beat
 from .costed import REDUCES_EVERY_MICROBATCH, Costed, memoised
-from .ideal import Roofline, idealised
+from .ideal import Roofline, idealised, states_fit
 from .intervals import Intervals
 from .placement import WORTH, Placements, is_unusual, part_meshes, part_sizes
 from .price import price
@@ -40,6 +40,7 @@ TIE = 1e-6
 SLICE = ("tp", "ep", "cp")
 """Axes that splits run along."""
 TOO_SLOW = "time: its lower bound is above the best plan"
+STATES_TOO_LARGE = "memory: parameters, states and checkpoints alone do not fit"
 
 Progress = Callable[[SearchProgress], None]
 Spans = Callable[[Mesh, tuple[str, ...]], GroupSpan]
@@ -90,9 +91,10 @@ class Exploration:
         self._weights: dict[Mesh, float] = {}
         self._slices: dict[Mesh, tuple] = {}
         self._found: dict[Candidate, Priced] = {}
+        self._holding: dict[tuple, bool] = {}
         self._largest: dict[tuple, Candidate] = {}
         self._intra: dict[tuple, tuple[IntraSolution, ...]] = {}
-        self._floors: dict[tuple, list[tuple[int, float]]] = {}
+        self._floors: dict[tuple, dict[int, float]] = {}
         self._ideal: dict[tuple, tuple[tuple[Mesh, QuickBound], ...]] = {}
         self._real: dict[tuple, Costed] = {}
         self._onces: dict[tuple, float] = {}
@@ -109,16 +111,26 @@ class Exploration:
         self._laid |= laid
         for candidate in candidates(self.problem, self.pins, among=laid):
             bound = self._roofline.candidate_s(candidate) * self._weight(candidate.mesh)
-            if bound >= limit:
+            if bound >= limit or self.floor_s(candidate) >= limit:
                 continue
             entry = Entry(bound, _queue_key(candidate), candidate)
             self.entries.append(entry)
-            self.queue.append(entry)
             self.members.setdefault(mesh_sizes(candidate), []).append(entry)
+            if not self._holds(candidate):
+                self._prune(STATES_TOO_LARGE, candidate)
+                continue
+            self.queue.append(entry)
             key = self._slice_key(candidate)
             if key not in self._largest or self._largest[key].micro_batch < candidate.micro_batch:
                 self._largest[key] = candidate
         heapify(self.queue)
+
+    def _holds(self, candidate: Candidate) -> bool:
+        mesh = candidate.mesh
+        key = (mesh, candidate.zero_stage, candidate.shard_group, candidate.virtual_stages)
+        if key not in self._holding:
+            self._holding[key] = states_fit(self.problem, candidate)
+        return self._holding[key]
 
     def _weight(self, mesh: Mesh) -> float:
         if mesh not in self._weights:
@@ -191,45 +203,47 @@ class Exploration:
 
     def solutions(self, candidate: Candidate) -> tuple[IntraSolution, ...]:
         """The intra-op frontier, asked once per slice (`_slice_key`) and microbatch."""
-        key = (*self._slice_key(candidate), candidate.micro_batch)
+        key = self._intra_key(candidate)
         if key not in self._intra:
             self._intra[key] = self.pricing.intra(candidate.mesh, candidate.micro_batch)
-            self._note_floor(candidate, key)
+            self._note_floor(candidate)
         return self._intra[key]
 
     def knows(self, candidate: Candidate) -> bool:
         """Whether its intra-op frontier is at hand."""
-        return (*self._slice_key(candidate), candidate.micro_batch) in self._intra
+        return self._intra_key(candidate) in self._intra
+
+    def _intra_key(self, candidate: Candidate) -> tuple:
+        """Tied parameters are read otherwise where blocks may lie on different stages."""
+        return (*self._slice_key(candidate), candidate.micro_batch, candidate.mesh.pp > 1)
 
     def _slice_key(self, candidate: Candidate) -> tuple:
         mesh = candidate.mesh
         if mesh not in self._slices:
             _, span = self.cluster(mesh)
             where = tuple(span(mesh, (axis,)) for axis in SLICE)
-            self._slices[mesh] = (mesh.tp, mesh.ep, mesh.cp, mesh.pp > 1, where)
+            self._slices[mesh] = (mesh.tp, mesh.ep, mesh.cp, where)
         return self._slices[mesh]
 
-    def _note_floor(self, candidate: Candidate, key: tuple) -> None:
+    def _note_floor(self, candidate: Candidate) -> None:
         """Remember the least seconds per sample that this microbatch takes, for smaller ones."""
-        if floor_s := max((s.floor_s for s in self._intra[key]), default=0.0):
-            seconds = floor_s * (1 - self.pricing.batch_slack) * (1 - ROUNDING) / candidate.micro_batch
-            self._floors.setdefault(key[:-1], []).append((candidate.micro_batch, seconds))
+        floors, b = self._floors.setdefault(self._slice_key(candidate), {}), candidate.micro_batch
+        if b not in floors and self.pricing.batch_slack < 1:
+            least_s = self.pricing.floor_s(candidate.mesh, b) * (1 - ROUNDING)
+            floors[b] = least_s * (1 - self.pricing.batch_slack) / b
 
     def floor_s(self, candidate: Candidate) -> float:
         """A bound from larger microbatches of the same splits (see `search`), weighted; or 0."""
-        b = candidate.micro_batch
-        larger = self._floors.get(self._slice_key(candidate), [])
-        total = b * max((seconds for n, seconds in larger if n > b and n % b == 0), default=0.0)
+        b, floors = candidate.micro_batch, self._floors.get(self._slice_key(candidate), {})
+        total = b * max((seconds for n, seconds in floors.items() if n % b == 0), default=0.0)
         share = 1 / candidate.fill_ways
         seconds = (candidate.microbatches - share) * total / candidate.mesh.pp + share * total
         return seconds * min(self._weight(m) for m in self._laid[candidate.mesh])
 
     def _probed_floor_s(self, candidate: Candidate) -> float:
         """The floor from larger microbatches; a slice that is new is asked about its largest one."""
-        largest = self._largest[self._slice_key(candidate)]
-        smaller = largest.micro_batch > candidate.micro_batch and not self.knows(candidate)
-        if smaller and self.pricing.batch_slack < 1:
-            self.solutions(largest)
+        if not self.knows(candidate):
+            self._note_floor(self._largest[self._slice_key(candidate)])
         return self.floor_s(candidate)
 
     def by_bound(self, members: Iterable[Entry]) -> Iterator[tuple[float, Candidate]]:
@@ -307,7 +321,7 @@ class Exploration:
         else:
             bound = max(entry.bound_s, self.ideal_bound_s(candidate), self.floor_s(candidate))
             if math.isinf(bound):
-                self._prune("memory: parameters, states and checkpoints alone do not fit", candidate)
+                self._prune(STATES_TOO_LARGE, candidate)
             else:
                 heappush(self.queue, replace(entry, bound_s=bound, ideal=True))
 

@@ -1,7 +1,7 @@
 """What no plan can beat: costs before any intra-op solution exists.
 
-In: a `SearchProblem` and a `Candidate`. Out: the FLOPs' own time (`Roofline`), and an idealised
-intra-op solution (`idealised`) from what no split can avoid:
+In: a `SearchProblem` and a `Candidate`. Out: the FLOPs' own time (`Roofline`), whether what every step keeps
+fits (`states_fit`), and an idealised intra-op solution (`idealised`) from what no split can avoid:
 
     compute      forward + backward FLOPs / (devices x peak x best efficiency of any kernel family)
     parameters   split by tp (and ep) to the last element, sharded as the ZeRO stage allows
@@ -13,6 +13,7 @@ Priced like a real solution it also yields the gathers and the gradient sync of 
 from __future__ import annotations
 
 from ..cost import BlockCost, IntraSolution, ParameterGroup, Recompute
+from ..estimate.memory import block_states, usable_bytes
 from ..mesh import Mesh
 from ..problem import BlockFacts, Candidate, SearchProblem
 from ..topology import Device
@@ -88,6 +89,25 @@ def idealised(problem: SearchProblem, candidate: Candidate) -> IntraSolution:
             parameters=_ideal_parameters(facts, mesh),
         )
     return IntraSolution(blocks=blocks, sequence_parallel=True, objective_s=0.0, bound_s=0.0, optimal=False)
+
+
+def states_fit(problem: SearchProblem, candidate: Candidate) -> bool:
+    """Whether parameters, gradients and optimizer states fit in its stages, were nothing else there."""
+    mesh, framework, layers = candidate.mesh, problem.framework, problem.layer_classes or problem.blocks
+    total = 0.0
+    for name, facts in problem.blocks.items():
+        states = block_states(
+            BlockCost(name=name, forward_s=0.0, backward_s=0.0, parameters=_ideal_parameters(facts, mesh)),
+            mesh=mesh,
+            zero=candidate.zero_stage,
+            shard_group=candidate.shard_group,
+            framework=framework,
+            optimizer=problem.optimizer,
+            root=name not in layers,
+            turns=candidate.virtual_stages,
+        )
+        total += problem.counts[name] * states.total
+    return total <= mesh.pp * usable_bytes(problem.topology.device, framework)
 
 
 def _ideal_parameters(facts: BlockFacts, mesh: Mesh) -> tuple[ParameterGroup, ...]:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 
-from ..cost import Estimate, IntraSolution, Work
+from ..cost import Estimate, IntraSolution, Origin, Work
 from ..errors import SolverError
 from ..estimate.op_work import Sizes
 from ..graph import Graph
@@ -67,40 +67,44 @@ class Splits:
     before_cp: dict[OpKey, Sizes] | None = None
 
 
-def intra_op(
-    graph: Graph,
-    topology: Topology,
-    framework: Framework,
-    prices: Prices,
-    *,
-    sequence_parallel: bool = True,
-) -> Callable[[Mesh, int], tuple[IntraSolution, ...]]:
-    """A memoised function (mesh, microbatch) -> frontier, fastest first; empty when impossible.
+class IntraOp:
+    """Frontiers of one graph on one cluster: a memoised function of a mesh and a microbatch."""
 
-    `sequence_parallel`: whether tp may split what lies between matrix products (along the sequence).
-    """
+    def __init__(
+        self,
+        graph: Graph,
+        topology: Topology,
+        framework: Framework,
+        prices: Prices,
+        *,
+        sequence_parallel: bool = True,
+    ) -> None:
+        """`sequence_parallel`: whether tp may split what lies between products (along the sequence)."""
 
-    @cache
-    def work_time(work: Work) -> Estimate:
-        return prices.kernel_time(work, topology.device)
+        @cache
+        def work_time(work: Work) -> Estimate:
+            return prices.kernel_time(work, topology.device)
 
-    solver = _Solver(graph, topology, framework, prices, work_time, sequence_parallel)
-    splits, tied = cache(solver.splits), has_tied_parameters(graph)
+        self._solver = _Solver(graph, topology, framework, prices, work_time, sequence_parallel)
+        self._topology, self._tied = topology, has_tied_parameters(graph)
+        self._frontier = cache(self._solved)
 
-    @cache
-    def frontier(
-        degrees: Degrees, spans: Spans, micro_batch: int, pipelined: bool
+    def __call__(self, mesh: Mesh, micro_batch: int) -> tuple[IntraSolution, ...]:
+        """The frontier, fastest first; empty when impossible."""
+        return self._frontier(*self._slice(mesh), micro_batch, self._tied and mesh.pp > 1)
+
+    def floor_s(self, mesh: Mesh, micro_batch: int) -> float:
+        """Seconds that any splits take, hidden communication taken off; 0 where nothing is known."""
+        return self._solver.floor_s(*self._slice(mesh), micro_batch)
+
+    def _slice(self, mesh: Mesh) -> tuple[Degrees, Spans]:
+        return (mesh.cp, mesh.ep, mesh.tp), spans_of(self._topology, mesh)
+
+    def _solved(
+        self, degrees: Degrees, spans: Spans, micro_batch: int, pipelined: bool
     ) -> tuple[IntraSolution, ...]:
-        return tuple(
-            solver.solution(found, degrees, spans, pipelined=pipelined, floor_s=floor_s)
-            for found, floor_s in splits(degrees, spans, micro_batch)
-        )
-
-    def solve(mesh: Mesh, micro_batch: int) -> tuple[IntraSolution, ...]:
-        degrees = (mesh.cp, mesh.ep, mesh.tp)
-        return frontier(degrees, spans_of(topology, mesh), micro_batch, tied and mesh.pp > 1)
-
-    return solve
+        found = self._solver.splits(degrees, spans, micro_batch)
+        return tuple(self._solver.solution(s, degrees, spans, pipelined=pipelined) for s, _ in found)
 
 
 def priced_again(
@@ -146,8 +150,43 @@ class _Solver:
         self._sequence_parallel = sequence_parallel
         self._known = Conversions()
         self._weights = SECONDS_PER_BYTE if _keeps_anything(graph) else SECONDS_PER_BYTE[:1]
+        self.splits = cache(self._splits)
+        self._exchanges_s = cache(self._least_exchanges_s)
 
-    def splits(self, degrees: Degrees, spans: Spans, micro_batch: int) -> tuple[tuple[Splits, float], ...]:
+    def floor_s(self, degrees: Degrees, spans: Spans, micro_batch: int) -> float:
+        """The floor of `IntraOp.floor_s`.
+
+        Where one axis alone splits anything its solver proves it. With ep beside tp: `ep` times as many
+        samples on a tensor group alone take no longer than `ep` such groups that share them (kernels and
+        messages are as large or larger; `batch_slack` says what that can cost), and what experts exchange
+        comes on top, in the `tp` parts of a group at best.
+        """
+        cp, ep, tp = degrees
+        alone = (cp > 1) + (ep > 1) + (tp > 1) <= 1
+        if alone:
+            return max((floor_s for _, floor_s in self.splits(degrees, spans, micro_batch)), default=0.0)
+        if cp > 1 or not self._splits_experts_alike(ep, tp):
+            return 0.0
+        one = GroupSpan(members=(1,) * len(spans[2].members))
+        together = self.floor_s((1, 1, tp), (one, one, spans[2]), micro_batch * ep)
+        return together / ep + self._exchanges_s(ep, spans[1], micro_batch) / tp
+
+    def _splits_experts_alike(self, ep: int, tp: int) -> bool:
+        """Whether tp splits experts beside ep as it does alone: by their number, or each in parts."""
+        ops = (op for block in self._graph.blocks.values() for op in block.ops)
+        counts = {dim.size for op in ops for dim in op.dims if dim.label == op.experts}
+        return not self._framework.routes_own_tokens or all(
+            (n % tp == 0) == (n % (ep * tp) == 0) for n in counts
+        )
+
+    def _least_exchanges_s(self, ep: int, span: GroupSpan, micro_batch: int) -> float:
+        """What ranks of ep exchange at least, computation not counted."""
+        axis = replace(self._axis("ep", ep, span), kernel_time=_no_time)
+        sizes = traced_sizes(self._graph, batch=micro_batch * ep)
+        solution = _solved(self._problem(sizes, axis), 0.0)
+        return solution.assignment.bound if solution and solution.assignment else 0.0
+
+    def _splits(self, degrees: Degrees, spans: Spans, micro_batch: int) -> tuple[tuple[Splits, float], ...]:
         """Distinct splits, for one weight on memory after the other; empty when the graph allows none.
 
         Beside each is a floor of the seconds that any splits take, 0 where none is known.
@@ -170,7 +209,6 @@ class _Solver:
     ) -> tuple[tuple[Splits, float], ...]:
         """The splits over tp, under those of the axes before it."""
         found: list[tuple[Splits, float]] = []
-        alone = all(solution.degree == 1 for solution in outer)
         for weight in self._weights if problem.axis.degree > 1 else self._weights[:1]:
             free = tp = _solved(problem, weight)
             if tp and repeated_share(self._graph, tp) > MAX_REPEATED_SHARE:
@@ -178,12 +216,11 @@ class _Solver:
                 tp = _solved(self._problem(problem.sizes, strict), weight)
             if free is None or tp is None:
                 return ()
-            bound_s = free.assignment.bound if free.assignment and alone and not weight else 0.0
             if all(splits.tp.choices != tp.choices for splits, _ in found):
-                found.append((self._splits(outer, before, tp), bound_s))
+                found.append((self._chosen(outer, before, tp), 0.0 if weight else _proven_s(*outer, free)))
         return tuple(found)
 
-    def _splits(
+    def _chosen(
         self, outer: list[AxisSolution], before: list[dict[OpKey, Sizes]], tp: AxisSolution
     ) -> Splits:
         return Splits(
@@ -229,9 +266,7 @@ class _Solver:
 
         return group_time
 
-    def solution(
-        self, splits: Splits, degrees: Degrees, spans: Spans, *, pipelined: bool, floor_s: float = 0.0
-    ) -> IntraSolution:
+    def solution(self, splits: Splits, degrees: Degrees, spans: Spans, *, pipelined: bool) -> IntraSolution:
         """What these splits cost here. `pipelined`: whether blocks may lie on different stages."""
         axes, levels = self._axes(degrees, spans), [self._topology.levels[s.outermost].name for s in spans]
         blocks = block_costs(
@@ -253,7 +288,6 @@ class _Solver:
             objective_s=seconds + comm,
             bound_s=seconds + comm if assignment is None or assignment.optimal else assignment.bound,
             optimal=assignment is None or assignment.optimal,
-            floor_s=seconds + comm if degrees == (1, 1, 1) else floor_s,
             splits=splits,
         )
 
@@ -268,6 +302,16 @@ def _solved(problem: AxisProblem, weight: float) -> AxisSolution | None:
         return problem.solve(seconds_per_byte=weight)
     except SolverError:
         return None
+
+
+def _proven_s(*axes: AxisSolution) -> float:
+    """Seconds that any splits take: what was proven where one axis alone splits anything, else nothing."""
+    split = [solution.assignment for solution in axes if solution.degree > 1]
+    return split[0].bound if len(split) == 1 and split[0] else 0.0
+
+
+def _no_time(work: Work) -> Estimate:
+    return Estimate(seconds=0.0, origin=Origin.MODELLED)
 
 
 def _keeps_anything(graph: Graph) -> bool:

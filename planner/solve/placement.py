@@ -8,8 +8,8 @@ The more often a group communicates, the nearer its ranks: tp in every operation
 for every step. That leaves the pipeline: outermost, or inside dp, so that stages are neighbours and replicas
 lie apart. Both are tried, where groups then lie differently.
 
-A part of the cluster is whole nodes, or some devices of one node: most of the cluster, or what a level's links
-join (one node, say), where slower links are not worth what lies behind them.
+A part of the cluster is whole nodes, or some devices of one node: most of the cluster, or what a level's
+links join (one node, say), where slower links are not worth what lies behind them.
 
 Both are unusual: launchers number ranks in the usual order, and people want to use what they pay for. They
 are chosen when they gain more than `WORTH`, so that no plan is turned over for less than predictions know.

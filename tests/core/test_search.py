@@ -153,11 +153,19 @@ class Transformer:
                     objective_s=seconds,
                     bound_s=seconds,
                     optimal=True,
-                    floor_s=seconds,
                 ),
             )
 
-        return Pricing(intra=intra, collective_time=collective_time, kernel_time=kernel_time, batch_slack=0.0)
+        def floor_s(mesh: Mesh, micro_batch: int) -> float:
+            return max((found.objective_s for found in intra(mesh, micro_batch)), default=0.0)
+
+        return Pricing(
+            intra=intra,
+            collective_time=collective_time,
+            kernel_time=kernel_time,
+            floor_s=floor_s,
+            batch_slack=0.0,
+        )
 
     def _cost(self, name: str, facts: BlockFacts, mesh: Mesh, b: int, span: GroupSpan) -> BlockCost:
         tp, act = mesh.tp, 2.0 * self.seq * b * self.hidden

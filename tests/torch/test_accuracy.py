@@ -12,7 +12,7 @@ from tpplan.planner.cost import Recompute
 from tpplan.planner.estimate import collectives, compute
 from tpplan.planner.estimate.frameworks import FRAMEWORKS
 from tpplan.planner.mesh import Mesh
-from tpplan.planner.solve.intra_op import Prices, intra_op
+from tpplan.planner.solve.intra_op import IntraOp, Prices
 from tpplan.topologies import load
 
 ROOT = Path(__file__).parents[2]
@@ -221,4 +221,4 @@ def solved(shape: dict, mesh: Mesh):
     topology = load("dgx-h100:1")
     model = collectives.model(topology)
     prices = Prices(kernel_time=compute.kernel_time, collective_time=model.time)
-    return intra_op(graph, topology, FRAMEWORKS["megatron"], prices, sequence_parallel=True)(mesh, 1)[0]
+    return IntraOp(graph, topology, FRAMEWORKS["megatron"], prices, sequence_parallel=True)(mesh, 1)[0]

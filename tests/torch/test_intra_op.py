@@ -22,7 +22,7 @@ from tpplan.planner.layout import Collective
 from tpplan.planner.mesh import Mesh
 from tpplan.planner.solve.axis import Axis, AxisProblem, AxisSolution
 from tpplan.planner.solve.block_cost import block_costs
-from tpplan.planner.solve.intra_op import Prices, Splits, after, intra_op, traced_sizes
+from tpplan.planner.solve.intra_op import IntraOp, Prices, Splits, after, traced_sizes
 from tpplan.planner.topology import Topology
 from tpplan.planner.trace import trace_source
 from tpplan.topologies import load
@@ -194,7 +194,7 @@ def test_the_ilp_finds_megatron(gpt: Graph, reduce: bool) -> None:
 def test_two_all_reduces_forward_and_two_backward(gpt: Graph) -> None:
     topology = load("dgx-a100-80")
     prices = Prices(kernel_time=kernel_time, collective_time=collectives.model(topology).time)
-    fastest, *_ = intra_op(gpt, topology, FRAMEWORK, prices)(Mesh(tp=8), 1)
+    fastest, *_ = IntraOp(gpt, topology, FRAMEWORK, prices)(Mesh(tp=8), 1)
     layer = fastest.blocks["layer"]
     residual_bytes = 2048 * 12288 * 2
     for communications in (layer.forward_comm, layer.backward_comm):
@@ -206,7 +206,7 @@ def test_two_all_reduces_forward_and_two_backward(gpt: Graph) -> None:
 def test_norm_weights_are_synchronised_when_the_residual_is_split(gpt: Graph) -> None:
     topology = load("dgx-a100-80")
     prices = Prices(kernel_time=kernel_time, collective_time=collectives.model(topology).time)
-    fastest, *_ = intra_op(gpt, topology, FRAMEWORK, prices)(Mesh(tp=8), 1)
+    fastest, *_ = IntraOp(gpt, topology, FRAMEWORK, prices)(Mesh(tp=8), 1)
     assert fastest.sequence_parallel
     replicated = [g for g in fastest.blocks["layer"].parameters if g.replicated_over_tp]
     assert sum(g.numel for g in replicated) == 4 * 12288, "weights and biases of the two norms, no more"
