@@ -109,6 +109,26 @@ class ParameterGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Live:
+    """Bytes beside what one block keeps for one microbatch; negative where part of it is gone by then."""
+
+    forward: float = 0.0
+    """At the fullest moment of forward, beside what it keeps in the end."""
+    whole_forward: float = 0.0
+    """The same of a forward that keeps nothing."""
+    backward: float = 0.0
+    """At the fullest moment of backward, gradients of earlier microbatches aside."""
+    first_backward: float = 0.0
+    """The same while gradients of parameters are made that stay."""
+    input_gradients: float = 0.0
+    """At the fullest moment of a backward of the input alone, which lets go of nothing."""
+    waiting: float = 0.0
+    """Gradients that wait between such a backward and the weights' own."""
+    weight_gradient: float = 0.0
+    """The largest parameter's gradient."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BlockCost:
     """What one block of a class costs one device for ONE microbatch, under one intra-op solution.
 
@@ -135,6 +155,8 @@ class BlockCost:
     """What the model returns to the loss, one copy."""
     output_bytes: float = 0.0
     """Activations this block hands to the next one, on one device."""
+    live: Live = Live()
+    """What is alive beside that, op by op."""
     parameters: tuple[ParameterGroup, ...] = ()
     model_flops: float = 0.0
     """Forward FLOPs of the whole op set at this microbatch, all devices of the slice together."""

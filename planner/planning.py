@@ -116,7 +116,7 @@ def prepared(graph: Graph, topology: Topology, job: Job) -> Prepared:
     """Everything that a search on this cluster asks."""
     found = calibrated(topology, FRAMEWORKS[job.framework])
     priced, framework = found.topology, found.framework
-    run = as_run(graph, framework, precision=job.dtype)
+    run = as_run(graph, framework, precision=job.dtype, architecture=priced.device.architecture)
     model = collectives.model(priced)
     prices = Prices(kernel_time=compute.kernel_time, collective_time=model.time)
     intra = IntraOp(run, priced, framework, prices)

@@ -68,7 +68,8 @@ class Framework:
     """Attention kernels' utilisation over the device file's, which describes its best ones."""
     selective: str = "cheap"
     """What selective recomputation runs again: `cheap` (all but matrix products and attention),
-    `attention` (the attention core alone), or `alternate` (cheap ops and every second product)."""
+    `attention` (the attention core alone), `alternate` (cheap ops and every second product), or `results`
+    (as `cheap`, and what is kept are these results and those of collectives, whoever reads them)."""
     cp_overlap: float = 0.0
     """Share of context parallelism's key and value exchange that attention hides."""
     ep_overlap: float = 0.0
@@ -115,8 +116,13 @@ class Framework:
     """Whether stages that hold one tied parameter sum its gradient once it is sharded, and not whole."""
     runs_selective_once: bool = False
     """Whether selective recomputation rules out schedules that run backward in two parts (PyTorch's)."""
+    recomputes_in_one_part: bool = False
+    """Whether stages that recompute run their backward in one part under schedules that run it in two."""
     recompute_stops_early: bool = False
     """Whether full recomputation ends once everything kept is back (PyTorch's non-reentrant checkpoints)."""
+    follows_tensors: bool = False
+    """Whether memory is that of the fullest moment, tensor by tensor (`estimate/moments.py`): gradients from
+    their first backward on, activations until their own. Else the sum of what each kind takes at the most."""
     routes_own_tokens: bool = False
     """Whether tp ranks route each its own part of the sequences to experts, the router being whole."""
     dedups_routing: bool = False

@@ -1,8 +1,8 @@
 """The traced graph as a framework runs it: other kernels for the same arithmetic.
 
-In: a `Graph` (plain PyTorch as traced), a `Framework`, the matmul precision. Out: a `Graph` in which
-attention may write its scores to memory, matrix products with a parameter may run in fp8, and what is
-kept for backward is what that framework's kernels keep.
+In: a `Graph` (plain PyTorch as traced), a `Framework`, the matmul precision, the device's architecture.
+Out: a `Graph` in which attention may write its scores to memory, matrix products with a parameter may run
+in fp8, and what is kept for backward is what that framework's kernels keep.
 
     flash          the graph as traced: no score is ever written
     materialised   every score is written: Q K' and P V are batched matrix products, softmax and dropout
@@ -21,6 +21,8 @@ from ..graph import DTYPE_BYTES, Block, Graph, Op, Operand, SavedTensor
 from ..profile import Framework
 
 FP8 = "fp8"
+CPU = "cpu"
+RMS_NORM = "aten.rms_norm.default"
 ELEMENTWISE = ("pointwise", "memory")
 """Families that move memory and compute next to nothing."""
 STATISTIC_BYTES = 4
@@ -29,9 +31,13 @@ KEPT_SCORES = (2, 1, 2)
 """Bytes per score of what materialised attention keeps: softmax, dropout mask, dropped softmax."""
 
 
-def as_run(graph: Graph, framework: Framework, *, precision: str) -> Graph:
-    """The graph with this framework's kernels."""
+def as_run(graph: Graph, framework: Framework, *, precision: str, architecture: str = "other") -> Graph:
+    """The graph with this framework's kernels, on a device of this architecture."""
     changed = {name: _block(block, framework, precision) for name, block in graph.blocks.items()}
+    if architecture == CPU:
+        changed = {
+            name: replace(block, ops=tuple(map(_on_cpu, block.ops))) for name, block in changed.items()
+        }
     return graph if changed == graph.blocks else replace(graph, blocks=changed)
 
 
@@ -50,6 +56,16 @@ def _block(block: Block, framework: Framework, precision: str) -> Block:
     if precision == FP8 and block.repeated:
         ops = tuple(replace(op, compute_dtype=FP8) if _runs_in_fp8(op) else op for op in ops)
     return block if ops == block.ops else replace(block, ops=ops)
+
+
+def _on_cpu(op: Op) -> Op:
+    """RMSNorm has no kernel of its own on a CPU: what it divides is kept as well as what it reads."""
+    if op.target != RMS_NORM or not op.saved:
+        return op
+    labels = tuple(label for axis in op.reads[0].axes for label in axis)
+    width = DTYPE_BYTES[op.reads[0].dtype]
+    divided = SavedTensor(operand=None, labels=labels, element_bytes=width, elements=_elements(op, labels))
+    return replace(op, saved=(*op.saved, divided))
 
 
 def _runs_in_fp8(op: Op) -> bool:

@@ -133,20 +133,25 @@ TPPLAN = Framework(
     keeps_gathered_in_pipeline=True,
     recompute_stops_early=True,
     runs_selective_once=True,
+    selective="results",
+    recomputes_in_one_part=True,
     keeps_root_gathered=True,
     gathers_in_own_pool=True,
     computes_with_copies=True,
     reduces_in_own_pool=True,
-    receive_buffers=2.0,
     converts_parameters=False,
     sums_tied_shards=True,
+    follows_tensors=True,
     routes_own_tokens=True,
     source=(
-        "as `torch`, on which this runtime stands: FSDP2's root and pools, the pipeline's receive "
-        "buffers (no outputs: the loss lies in the last stage); nothing measured of its own yet. "
+        "as `torch`, on which this runtime stands: FSDP2's root and pools; no receive buffers "
+        "(runtime/handover.py) and no outputs (the loss lies in the last stage). "
+        "follows_tensors: what gloo ranks hold at their fullest moment (tests/dist/test_combinations.py). "
         "keeps_gathered_in_pipeline: runtime/data.py. "
         "computes_with_copies: FSDP2 copies parameters out of what it stores, for a group of one rank too "
         "(_fsdp_param_group.py, wait_for_unshard), and so does `replicate`, which is ZeRO-0 here. "
+        "selective: runtime/recompute.py. "
+        "recomputes_in_one_part: runtime/handover.py. "
         "recompute_stops_early, runs_selective_once: torch.utils.checkpoint without reentrance. "
         "converts_parameters: a parameter has one layout, and is read in it. "
         "sums_tied_shards: runtime/ties.py, after gradients were reduce-scattered. "

@@ -16,6 +16,9 @@ memory of a stage by kind (`stage_memory`).
 
 Replicas are dp x cp x ep ranks for dense parameters and dp x cp for sparse ones (Rajbhandari et
 al. 2020, arXiv:1910.02054, for the three stages).
+
+Each kind is counted at its own fullest moment, save where the framework's tensors are followed through a
+step (`follows_tensors`): there it is one moment, the fullest of all, and the sum is what is allocated then.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from ..mesh import Mesh
 from ..plan import MemoryPart
 from ..profile import Framework, Optimizer
 from ..topology import Device
+from .moments import Fullest
 
 HALF_BYTES = 2
 """Parameters of at most this many bytes get a master copy."""
@@ -194,6 +198,27 @@ def stage_memory(
         + dummy_bytes(usual.cost, framework),
     }
     reserve = sum(allocated.values()) * (framework.allocator_reserve[1] - 1)
+    sizes = allocated | {"reserve": reserve, "context": framework.context_bytes}
+    return tuple(MemoryPart(kind=kind, bytes=sizes[kind]) for kind in KINDS)
+
+
+def followed_memory(
+    held: Sequence[Held], moment: Fullest, *, pooled_bytes: float, framework: Framework
+) -> tuple[MemoryPart, ...]:
+    """The same where every tensor is followed (`moments.py`): what stays for the whole step, and `moment`.
+
+    `pooled_bytes`: what the allocator keeps in pools of other streams, where nothing else can use it.
+    """
+    allocated = {
+        "parameters": sum(run.count * run.states.parameters for run in held),
+        "gradients": moment.gradients,
+        "optimizer": sum(run.count * run.states.optimizer for run in held),
+        "activations": moment.activations,
+        "working": moment.working,
+        "buffers": moment.buffers,
+    }
+    total = sum(allocated.values())
+    reserve = (total + pooled_bytes) * framework.allocator_reserve[1] - total
     sizes = allocated | {"reserve": reserve, "context": framework.context_bytes}
     return tuple(MemoryPart(kind=kind, bytes=sizes[kind]) for kind in KINDS)
 

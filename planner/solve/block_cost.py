@@ -11,7 +11,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..cost import BlockCost, Communication, Estimate, Origin, ParameterGroup, Recompute, Work, worst
+from ..cost import BlockCost, Communication, Estimate, Live, Origin, ParameterGroup, Recompute, Work, worst
+from ..estimate.live import live
 from ..estimate.op_work import Sizes, backward_work, extent, forward_work, operand_bytes, saved_bytes
 from ..graph import DTYPE_BYTES, Block, Edge, Graph, Operand, Value
 from ..layout import Collective, Partial, Replicate, Shard
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 LOSS = "aten.cross_entropy"
 HALF_BYTES = 2
 """Bytes of one logit, and of its gradient, outside the loss."""
+LEAVES_A_PART = (Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL)
+"""Collectives after which a device holds its part of the buffer that they are priced by."""
 GRADIENT_COPIES = 1.0
 """Live gradients of an op's operands while its backward runs; the operands themselves are kept or remade."""
 
@@ -109,6 +112,7 @@ class _Block:
             loss_bytes=self._loss_bytes(),
             logit_bytes=HALF_BYTES * self.logits,
             output_bytes=self._output_bytes(),
+            live=self._live(),
             parameters=parameters,
             model_flops=self._model_flops(),
             origin=worst(*self.origins),
@@ -247,6 +251,7 @@ class _Block:
             kept=self.kept,
             forward_times=tuple(self.forward_times),
             input_bytes=self._input_bytes(),
+            collected_bytes=self._collected_bytes(),
             fused=self.fused,
             stops_early=self.framework.recompute_stops_early,
         )
@@ -266,11 +271,38 @@ class _Block:
                 tensors[operand.tensor] = max(local, tensors.get(operand.tensor, 0.0))
         return sum(tensors.values())
 
+    def _collected_bytes(self) -> float:
+        """What the forward's collectives leave on one device."""
+        return sum(
+            r.count * r.bytes / (self.priced[r.axis][0].degree if r.collective in LEAVES_A_PART else 1)
+            for r in self.reshards
+            if not r.backward
+        )
+
     def _output_bytes(self) -> float:
         handed = self.graph.boundary.get(self.block.name)
         if handed is None:
             return 0.0
         return operand_bytes(self.block.ops[handed[0]].writes[handed[1]], self.local[handed[0]])
+
+    def _live(self) -> Live:
+        if not self.framework.follows_tensors:
+            return Live()
+        handed = self.graph.boundary.get(self.block.name)
+        tensor = None if handed is None else self.block.ops[handed[0]].writes[handed[1]].tensor
+        return live(self.block.ops, self.local, self.kept, tensor, self._made_again())
+
+    def _made_again(self) -> dict[int, float]:
+        """Under cp: keys and values gathered again in backward, weights' gradients when they are scaled."""
+        again: dict[int, float] = defaultdict(float)
+        if self.splits.cp is None or self.splits.cp.degree == 1:
+            return again
+        for (i, read), reshard in self._gathered_reads().items():
+            if reshard.axis == "cp":
+                again[i] += operand_bytes(self.block.ops[i].reads[read], self.local[i])
+        for i, op in enumerate(self.block.ops):
+            again[i] += sum(operand_bytes(r, self.local[i]) for r in op.reads if r.kind == "parameter")
+        return again
 
     def _working_bytes(self) -> float:
         """Gradients of the largest op's operands, and that of the logits."""

@@ -22,6 +22,7 @@ from ..estimate.memory import (
     transient_bytes,
     usable_bytes,
 )
+from ..estimate.moments import BOUNDARIES_IN_BACKWARD, most_alive, most_waiting
 from ..estimate.step import BlockTime, Setting, block_time, once_per_step, send_recv
 from ..layout import Collective
 from ..mesh import Mesh
@@ -70,7 +71,7 @@ class Costed:
                 shard_group=self.candidate.shard_group,
                 framework=self.problem.framework,
                 optimizer=self.problem.optimizer,
-                root=name not in self._layers,
+                root=name not in self._gathered_layers,
                 turns=self._turns,
             )
             for name, cost in self.intra.blocks.items()
@@ -82,6 +83,11 @@ class Costed:
         return frozenset(self.problem.layer_classes or self.problem.chain)
 
     @property
+    def _gathered_layers(self) -> frozenset[str]:
+        """Block classes that ZeRO-3 gathers one by one; where tensors are followed none, if none repeats."""
+        return self.problem.layer_classes if self.problem.framework.follows_tensors else self._layers
+
+    @property
     def _turns(self) -> int:
         """Virtual stages of a rank that finish one after the other: all when microbatches go in one round."""
         one_round = self.candidate.microbatches <= self.candidate.mesh.pp
@@ -91,17 +97,22 @@ class Costed:
     @cached_property
     def buffer_bytes(self) -> float:
         """What every rank holds beside its blocks: the next layer gathered, and what stages receive into."""
-        return self._prefetch_bytes + self._staging_bytes + self._received_bytes
+        return self.gathering_bytes + self._received_bytes + self._handed_bytes + self._root_bytes
+
+    @property
+    def gathering_bytes(self) -> float:
+        """Buffers in which parameters are gathered."""
+        return self._prefetch_bytes + self._staging_bytes
 
     @property
     def _prefetch_bytes(self) -> float:
         """The next layer, gathered while the current block runs (ZeRO-3)."""
-        return max(self.states[name].gathered for name in self._layers)
+        return max((self.states[name].gathered for name in self._gathered_layers), default=0.0)
 
     @property
     def _staging_bytes(self) -> float:
         """The largest group of parameters, before it is copied out of the buffer it was gathered in."""
-        if self.candidate.zero_stage < 3:
+        if self.candidate.zero_stage < 3 or not self._gathered_layers:
             return 0.0
         blocks, mesh = self.intra.blocks, self.candidate.mesh
         groups = [[blocks[name]] for name in blocks]
@@ -114,9 +125,50 @@ class Costed:
         """Boundary tensors set aside for every microbatch."""
         if self.candidate.mesh.pp == 1:
             return 0.0
-        largest = max(self.intra.blocks[name].output_bytes for name in self._layers)
         stages = self.candidate.microbatches * self.candidate.virtual_stages
-        return self.problem.framework.receive_buffers * stages * largest
+        return self.problem.framework.receive_buffers * stages * self.boundary_bytes
+
+    @property
+    def boundary_bytes(self) -> float:
+        """The activation between neighbouring stages, for one microbatch."""
+        return max(self.intra.blocks[name].output_bytes for name in self._layers)
+
+    @property
+    def _root_bytes(self) -> float:
+        """What reducing gradients outside layers takes at the end of backward beyond its fullest block."""
+        mesh = self.candidate.mesh
+        followed = self.problem.framework.follows_tensors
+        if mesh.pp > 1 or mesh.dp * mesh.cp * mesh.ep == 1 or not followed:
+            return 0.0
+        blocks = [(self.intra.blocks[name], n) for name, n in self.problem.counts.items()]
+        numel = sum(
+            n * g.numel
+            for cost, n in blocks
+            if cost.name not in self.problem.layer_classes
+            for g in cost.parameters
+            if g.trainable
+        )
+        kept = sum(n * min(cost.saved_bytes.values()) for cost, n in blocks)
+        return max(0.0, numel * self.problem.framework.gradient_bytes - kept)
+
+    @property
+    def _handed_bytes(self) -> float:
+        """Boundary tensors that stages hold for microbatches in flight, where tensors are followed."""
+        candidate = self.candidate
+        if candidate.mesh.pp == 1 or not self.problem.framework.follows_tensors:
+            return 0.0
+        pp, v = candidate.mesh.pp, candidate.virtual_stages
+        most = max(microbatches_in_flight(candidate.schedule, pp, v, candidate.microbatches))
+        return (most * v + BOUNDARIES_IN_BACKWARD) * self.boundary_bytes
+
+    def _waiting_bytes(self, name: str) -> float:
+        """Gradients of a block that wait for the weights' part of backward, where tensors are followed."""
+        candidate = self.candidate
+        if candidate.schedule not in SPLIT_BACKWARD or not self.problem.framework.follows_tensors:
+            return 0.0
+        pp, v = candidate.mesh.pp, candidate.virtual_stages
+        most = most_waiting(candidate.schedule, pp, v, candidate.microbatches)
+        return most / v * self.intra.blocks[name].live.waiting
 
     def outputs_bytes(self, name: str) -> float:
         """What a block of this class returns to the user, kept for all microbatches."""
@@ -133,9 +185,7 @@ class Costed:
         """One hand-over of activations between neighbouring stages."""
         if self.handed is not None:
             return self.handed
-        names = self.problem.layer_classes or set(self.problem.chain)
-        largest = max(self.intra.blocks[name].output_bytes for name in names)
-        return send_recv(self.setting, largest, whole_on_tp=not self.intra.sequence_parallel)
+        return send_recv(self.setting, self.boundary_bytes, whole_on_tp=not self.intra.sequence_parallel)
 
     @cached_property
     def handover_s(self) -> float:
@@ -180,10 +230,21 @@ class Costed:
             modes = [self.recompute]
         return BlockClass(
             seconds={mode: time.forward_s + time.backward_s(mode) for mode in modes},
-            static_bytes=states.total + self.outputs_bytes(name),
+            static_bytes=states.total + self.outputs_bytes(name) + self._waiting_bytes(name),
             saved_bytes={mode: cost.saved_bytes[mode] for mode in modes},
-            transient_bytes={mode: transient_bytes(cost, states, mode) for mode in modes},
+            transient_bytes={mode: self._transient_bytes(name, mode) for mode in modes},
         )
+
+    def _transient_bytes(self, name: str, mode: Recompute) -> float:
+        """All that exists only while a block of this class runs."""
+        cost, states = self.intra.blocks[name], self.states[name]
+        if not self.problem.framework.follows_tensors:
+            return transient_bytes(cost, states, mode)
+        mesh, zero = self.candidate.mesh, self.candidate.zero_stage
+        reduces = mesh.pp == 1 and mesh.dp * mesh.cp * mesh.ep > 1
+        copies = (1 + (zero >= REDUCES_EVERY_MICROBATCH)) * reduces
+        whole = sum(g.numel for g in cost.parameters if g.trainable) * self.problem.framework.gradient_bytes
+        return states.gathered + most_alive(cost, mode) + copies * whole
 
     @cached_property
     def once_bound_s(self) -> float:

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..cost import Communication, Origin, worst
-from ..estimate.memory import Held, peak_bytes, stage_memory
+from ..estimate.memory import Held, followed_memory, peak_bytes, stage_memory
 from ..estimate.step import BUBBLE, OVERHEAD, SEND_RECV, OncePerStep, Parts, once_per_step, pipeline_s
 from ..plan import Prediction, Stage, TimePart
 from ..problem import Priced, SearchProblem
 from ..topology import Cluster, MixedTopology
 from .brackets import StagePlan
 from .costed import Costed
+from .fullest import fullest_moment, pooled_bytes
 from .ideal import BACKWARD_OVER_FORWARD, peak_flops_per_s
 from .intervals import Modes
 from .pieces import piece_layers
@@ -107,9 +108,12 @@ def _stage(costed: Costed, plan: StagePlan, rank: int, *, named: bool) -> Stage:
         for name, n, mode in modes
     ]
     flying = costed.stage_problem.in_flight[rank]
-    memory = stage_memory(
-        held, in_flight=flying, buffer_bytes=costed.buffer_bytes, framework=costed.problem.framework
-    )
+    framework = costed.problem.framework
+    if framework.follows_tensors:
+        fullest = fullest_moment(costed, _in_order(costed.problem, modes), rank)
+        memory = followed_memory(held, fullest, pooled_bytes=pooled_bytes(costed, modes), framework=framework)
+    else:
+        memory = stage_memory(held, in_flight=flying, buffer_bytes=costed.buffer_bytes, framework=framework)
     v, last = costed.candidate.virtual_stages, len(plan.ranks) - 1
     layers = [_layers(costed.problem, modes) for modes in plan.ranks]
     pieces = [piece_layers(n, v, last_rank=r == last) for r, n in enumerate(layers)]

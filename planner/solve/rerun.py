@@ -32,6 +32,8 @@ class Kept:
     """Seconds of every op."""
     input_bytes: float
     """What enters the block."""
+    collected_bytes: float
+    """Results of collectives inside it, forward."""
     fused: bool
     stops_early: bool
     """Whether running again ends once everything kept is back."""
@@ -99,6 +101,14 @@ class Kept:
                 again |= needed
         return dropped, again
 
+    def heavy_results(self) -> Dropped:
+        """All but what enters, the results of matrix products and attention, and those of collectives."""
+        heavy = {i for i, op in enumerate(self.ops) if op.family in HEAVY}
+        kept = self.input_bytes + self.collected_bytes
+        kept += sum(operand_bytes(write, self.local[i]) for i in heavy for write in self.ops[i].writes)
+        kept += sum(n for (i, j), n in self.kept.items() if i in heavy and self._saved_tensor(i, j) is None)
+        return sum(self.kept.values()) - kept, set(range(len(self.ops))) - heavy
+
     def _saved_tensor(self, op: int, saved: int) -> str | None:
         storage = self.ops[op].saved[saved]
         if storage.operand is None:
@@ -134,5 +144,6 @@ SELECTIVE: dict[str, Callable[[Kept], Dropped]] = {
     "cheap": Kept.cheap_ops,
     "attention": Kept.attention_core,
     "alternate": Kept.alternate_products,
+    "results": Kept.heavy_results,
 }
 """What selective recomputation drops and runs again, by `Framework.selective`."""

@@ -10,15 +10,14 @@ that no more are simulated.
 
 from __future__ import annotations
 
-from itertools import accumulate
-
+from ..cost import Recompute
+from ..estimate.moments import in_one_part
 from ..estimate.step import BlockTime
 from ..schedule import actions, stages_of
 from ..simulate import simulate
 from .brackets import StagePlan
 from .costed import Costed
-from .intervals import Modes
-from .pieces import piece_layers
+from .fullest import Blocks, dealt, recomputes
 
 ROUNDS = 3
 """Microbatches per rank that are simulated: filling, one steady round, draining."""
@@ -29,34 +28,26 @@ def simulated_s(costed: Costed, plan: StagePlan) -> float:
     candidate, pp = costed.candidate, costed.candidate.mesh.pp
     v, schedule = candidate.virtual_stages, candidate.schedule
     forward_s, backward_s = [0.0] * (pp * v), [0.0] * (pp * v)
+    whole: set[int] = set()
     for rank, modes in enumerate(plan.ranks):
         held = stages_of(schedule, pp=pp, virtual_stages=v, rank=rank)
-        for stage, seconds in zip(held, piece_seconds(costed, modes, last_rank=rank == pp - 1), strict=True):
-            forward_s[stage], backward_s[stage] = seconds
+        for stage, blocks in zip(held, dealt(costed, modes, last_rank=rank == pp - 1), strict=True):
+            forward_s[stage], backward_s[stage] = piece_seconds(costed, blocks)
+            if recomputes(costed, blocks):
+                whole.add(stage)
     few = min(candidate.microbatches, ROUNDS * pp)
+    order = actions(schedule, pp=pp, virtual_stages=v, microbatches=few)
     timeline = simulate(
-        actions(schedule, pp=pp, virtual_stages=v, microbatches=few),
+        [tuple(in_one_part(run, frozenset(whole))) for run in order],
         forward_s=forward_s,
         backward_s=backward_s,
     )
     return timeline.makespan_s + (candidate.microbatches - few) * max(timeline.busy_s) / few
 
 
-def piece_seconds(costed: Costed, modes: Modes, *, last_rank: bool) -> list[tuple[float, float]]:
-    """(forward, backward) of each piece of a rank; what is no layer goes with the layers next to it."""
-    v, kinds = costed.candidate.virtual_stages, costed.problem.layer_classes
-    blocks = [(name, mode) for name, n, mode in modes for _ in range(n)]
-    layers = sum(name in kinds for name, _ in blocks)
-    ends = list(accumulate(piece_layers(layers, v, last_rank=last_rank)))
-    share = costed.handover_s / v
-    pieces = [[share, share] for _ in range(v)]
-    piece = seen = 0
-    for name, mode in blocks:
-        if name in kinds:
-            while seen >= ends[piece]:
-                piece += 1
-            seen += 1
-        time: BlockTime = costed.times[name]
-        pieces[piece][0] += time.forward_s
-        pieces[piece][1] += time.backward_s(mode)
-    return [(forward, backward) for forward, backward in pieces]
+def piece_seconds(costed: Costed, blocks: Blocks) -> tuple[float, float]:
+    """(forward, backward) of one piece of a rank."""
+    share = costed.handover_s / costed.candidate.virtual_stages
+    times: list[tuple[BlockTime, Recompute]] = [(costed.times[name], mode) for name, mode in blocks]
+    forward_s = share + sum(time.forward_s for time, _ in times)
+    return forward_s, share + sum(time.backward_s(mode) for time, mode in times)

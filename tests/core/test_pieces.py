@@ -14,6 +14,7 @@ from tpplan.planner.problem import Candidate
 from tpplan.planner.schedule import actions, bubble_fraction, fill_ways
 from tpplan.planner.simulate import simulate
 from tpplan.planner.solve.costed import Costed
+from tpplan.planner.solve.fullest import dealt
 from tpplan.planner.solve.pieces import can_deal, lacking, piece_layers
 from tpplan.planner.solve.price import price
 from tpplan.planner.solve.search import search
@@ -90,7 +91,10 @@ def test_the_steady_state_is_not_simulated_twice(v: int, m: int):
     (solution,) = pricing.intra(candidate.mesh, 1)
     costed = Costed(problem=problem, setting=setting, intra=solution)
     plan = shortest(costed.stage_problem)
-    times = [piece_seconds(costed, modes, last_rank=rank == 3) for rank, modes in enumerate(plan.ranks)]
+    times = [
+        [piece_seconds(costed, blocks) for blocks in dealt(costed, modes, last_rank=rank == 3)]
+        for rank, modes in enumerate(plan.ranks)
+    ]
     forward = [times[stage % 4][stage // 4][0] for stage in range(4 * v)]
     backward = [times[stage % 4][stage // 4][1] for stage in range(4 * v)]
     whole = simulate(
