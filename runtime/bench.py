@@ -187,7 +187,7 @@ def _peak_bytes(step: Step, parallel: Parallel) -> int:
         return torch.accelerator.max_memory_allocated(parallel.device)
     held = [*step.optimizer.state.values(), *(p.grad for p in parallel.parameters())]
     tensors = (x for x in tree_leaves([list(parallel.state_dict().values()), held]) if isinstance(x, Tensor))
-    with track(tensors) as peak:
+    with track(tensors, batch=step.batch) as peak:
         step()
     return peak.peak_bytes
 

@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 from torch.utils._pytree import tree_leaves, tree_map
 
+from ..planner.cost import Recompute
 from ..planner.errors import ModelError, OptionError, PlanError
 from .batch import Call, Inputs
 from .layouts import shard_dim
@@ -79,6 +80,11 @@ class StageForward:
         self._mesh, self._border = mesh, border
         self._received: Any = None
         self.calls: list[Call] = []
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether a layer of the stage is run again for backward."""
+        return any(mode != Recompute.NONE for mode in self._cut.modes)
 
     def install(self, layers: StageLayers) -> None:
         """Hooks on the first and the last layer. To be called last, so that they run after all others."""

@@ -1,8 +1,9 @@
 """How many bytes tensors occupy at the most while code runs, on the CPU.
 
-In: code run inside `track`, and the tensors that are there before. Out: a `Peak`. Every storage that an
-operation makes is counted once, from its making until nothing refers to it, at the size it is resized
-to meanwhile. What kernels need inside one operation is not seen.
+In: code run inside `track`, the tensors that are there before, and the batch. Out: a `Peak`. Every storage
+that an operation makes is counted once, from its making until nothing refers to it, at the size it is
+resized to meanwhile. What kernels need inside one operation is not seen; the batch, which is the caller's,
+is not counted.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class Peak(TorchDispatchMode):
         super().__init__()
         self.now_bytes = self.peak_bytes = 0
         self._sizes: dict[int, tuple[int, weakref.ref]] = {}
+        self._aside: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(t, DTensor) for t in types):
@@ -41,9 +43,15 @@ class Peak(TorchDispatchMode):
             if local.device.type == "cpu" and type(local) in (Tensor, torch.nn.Parameter):
                 self.resized(local.untyped_storage())
 
+    def leave_aside(self, tensors: Iterable[Tensor]) -> None:
+        """Never count what these, which have to outlive this, are stored in."""
+        self._aside.update(id(tensor.untyped_storage()) for tensor in tensors)
+
     def resized(self, storage: torch.UntypedStorage) -> None:
         """A storage is new or has another size."""
         key = id(storage)
+        if key in self._aside:
+            return
         before, reference = self._sizes.get(key, (0, None))
         if reference is None or reference() is not storage:
             reference = weakref.ref(storage, lambda _: self._forget(key))
@@ -60,9 +68,10 @@ class Peak(TorchDispatchMode):
 
 
 @contextmanager
-def track(present: Iterable[Tensor]) -> Iterator[Peak]:
-    """Follow what code inside makes, on top of the tensors that are `present`."""
+def track(present: Iterable[Tensor], *, batch: Any = ()) -> Iterator[Peak]:
+    """Follow what code inside makes, on top of the tensors that are `present`, those of `batch` aside."""
     peak = Peak()
+    peak.leave_aside(x for x in tree_leaves(batch) if isinstance(x, Tensor))
     peak.add(present)
     original = torch.UntypedStorage.resize_
 

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
 
 from ..planner.plan import Plan
 from ..planner.schedule import ActionKind, actions
 from .batch import Call
 from .forward import StageForward
+from .handover import HandoverStage
 
 KINDS = {
     ActionKind.FORWARD: _ComputationType.FORWARD,
@@ -46,19 +46,21 @@ class Pipeline:
         count = plan.mesh.pp * plan.virtual_stages
         self._holds_last = any(index == count - 1 for *_, index in stages)
         loss = torch.empty((), device="meta", dtype=torch.float32)
+        self._stages = [
+            HandoverStage(
+                model,
+                index,
+                count,
+                device,
+                input_args=(hidden.clone().requires_grad_(),) if index else (),
+                output_args=(hidden.clone().requires_grad_() if index < count - 1 else loss,),
+                group=mesh.get_group("pp"),
+                recomputes=forward.recomputes,
+            )
+            for model, forward, index in stages
+        ]
         self._runtime = _PipelineScheduleRuntime(
-            [
-                PipelineStage(
-                    model,
-                    index,
-                    count,
-                    device,
-                    input_args=(hidden.clone().requires_grad_(),) if index else (),
-                    output_args=(hidden.clone().requires_grad_() if index < count - 1 else loss,),
-                    group=mesh.get_group("pp"),
-                )
-                for model, _, index in stages
-            ],
+            self._stages,
             plan.num_microbatches,
             loss_fn=lambda loss, _target: loss,
         )
@@ -74,6 +76,8 @@ class Pipeline:
             self._runtime.step(target=index, losses=losses, return_outputs=False, index=index)
         else:
             self._runtime.step(index=index, return_outputs=False)
+        for stage in self._stages:
+            stage.settle()
         return torch.stack(losses).mean().detach() if losses else torch.zeros((), device=device)
 
 
