@@ -113,7 +113,8 @@ def block_states(
         whole = group.numel * group.element_bytes
         copied = copies(group, mesh, zero, framework)
         parameters += whole / (ways if zero >= 3 or (zero and copied) else 1) + (whole if copied else 0.0)
-        unsharded = whole * (1 - 1 / ways) if zero >= 3 else 0.0
+        beside = 0 if framework.computes_with_copies else 1 / ways  # a copy, or the shard completed
+        unsharded = whole * (1 - beside) if zero >= 3 and ways > 1 else 0.0
         gathered += 0.0 if whole_step else unsharded
         parameters += whole if kept else unsharded if whole_step else 0.0
         if not group.trainable:

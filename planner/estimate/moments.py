@@ -189,6 +189,8 @@ class Piece:
     handed: float
     """The activation that it hands on; 0 for the last stage."""
     reduces: Reduced = Reduced.AFTERWARDS
+    gathering: float = 0.0
+    """The buffer in which all parameters were gathered, through forward, where nothing else is gathered."""
 
     @property
     def saved(self) -> float:
@@ -209,6 +211,12 @@ class Piece:
     def waiting(self) -> float:
         """Gradients between the two parts of a backward."""
         return sum(run.count * run.cost.live.waiting for run in self.runs)
+
+    @property
+    def lingers(self) -> float:
+        """The buffer in which gradients were reduced last, when that is done after every backward."""
+        roots = sum(run.count * run.reducing for run in self.runs if run.root)
+        return roots if self.reduces is Reduced.EACH else 0.0
 
     def between(self, *, over: bool) -> float:
         """Gradients that stay once some backward, or every one, is done."""
@@ -263,13 +271,13 @@ def within(pieces: Sequence[Piece], moment: Moment) -> Iterator[Fullest]:
 
 
 def _forward(piece: Piece, done: bool, last: bool) -> Iterator[Fullest]:
-    before = 0.0
+    before, buffers = 0.0, piece.gathering + piece.lingers * done
     for run in piece.runs:
         yield Fullest(
             activations=before + run.count * run.saved,
             gradients=piece.between(over=False) if done else 0.0,
             working=forward_bytes(run.cost, run.mode),
-            buffers=run.gathered,
+            buffers=run.gathered + buffers,
         )
         before += run.count * run.saved
 
@@ -284,7 +292,7 @@ def _backward(piece: Piece, done: bool, last: bool) -> Iterator[Fullest]:
     each = piece.reduces is Reduced.EACH
     reduces = each or (last and piece.reduces is Reduced.LAST)
     roots = sum(run.count * run.reducing for run in piece.runs if run.root)
-    reducing = roots if each and done else 0.0
+    reducing = piece.lingers * done
     handed = BOUNDARIES_IN_BACKWARD * piece.handed
     ahead = piece.between(over=False) if done else 0.0
     passed, freed, saved = 0.0, 0.0, piece.saved

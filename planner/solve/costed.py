@@ -97,27 +97,23 @@ class Costed:
     @cached_property
     def buffer_bytes(self) -> float:
         """What every rank holds beside its blocks: the next layer gathered, and what stages receive into."""
-        return self.gathering_bytes + self._received_bytes + self._handed_bytes + self._root_bytes
+        gathered = self.prefetch_bytes + self.staging_bytes
+        return gathered + self._received_bytes + self._handed_bytes + self._root_bytes
 
     @property
-    def gathering_bytes(self) -> float:
-        """Buffers in which parameters are gathered."""
-        return self._prefetch_bytes + self._staging_bytes
-
-    @property
-    def _prefetch_bytes(self) -> float:
+    def prefetch_bytes(self) -> float:
         """The next layer, gathered while the current block runs (ZeRO-3)."""
         return max((self.states[name].gathered for name in self._gathered_layers), default=0.0)
 
     @property
-    def _staging_bytes(self) -> float:
+    def staging_bytes(self) -> float:
         """The largest group of parameters, before it is copied out of the buffer it was gathered in."""
-        if self.candidate.zero_stage < 3 or not self._gathered_layers:
+        if self.candidate.zero_stage < 3:
             return 0.0
         blocks, mesh = self.intra.blocks, self.candidate.mesh
         groups = [[blocks[name]] for name in blocks]
         if mesh.pp == 1:
-            groups.append([blocks[name] for name in blocks if name not in self._layers])
+            groups.append([blocks[name] for name in blocks if name not in self._gathered_layers])
         return max(staging_bytes(group, mesh=mesh, framework=self.problem.framework) for group in groups)
 
     @property

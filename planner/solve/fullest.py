@@ -59,13 +59,13 @@ def recomputes(costed: Costed, blocks: Blocks) -> bool:
 
 
 def pooled_bytes(costed: Costed, modes: Modes) -> float:
-    """What once a step a pipeline stage gathers and reduces in pools of their own (ZeRO-3, kept whole)."""
+    """What lies in pools of other streams, in which parameters are gathered, and once a step reduced."""
     candidate, framework = costed.candidate, costed.problem.framework
     if not keeps_gathered(candidate.zero_stage, candidate.mesh, framework):
-        return 0.0
+        return costed.staging_bytes
     runs = [_run(costed, name, mode, n) for name, n, mode in modes]
     shards = sum(run.count * run.reduced for run in runs) if framework.reduces_in_own_pool else 0.0
-    return costed.gathering_bytes + shards
+    return costed.staging_bytes + costed.prefetch_bytes + shards
 
 
 def _piece(costed: Costed, blocks: Blocks, *, is_last: bool) -> Piece:
@@ -103,5 +103,5 @@ def _run(costed: Costed, name: str, mode: Recompute, count: int) -> Run:
         reducing=reducing,
         copy=copy,
         root=name not in costed.problem.layer_classes,
-        gathered=costed.states[name].gathered + costed.gathering_bytes if gathers else 0.0,
+        gathered=costed.states[name].gathered + costed.prefetch_bytes if gathers else 0.0,
     )
