@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 from tpplan.planner.cost import BlockCost, Live, Recompute
+from tpplan.planner.estimate.as_run import as_run
+from tpplan.planner.estimate.frameworks import FRAMEWORKS
 from tpplan.planner.estimate.live import live
 from tpplan.planner.estimate.moments import (
     Moment,
@@ -19,7 +21,7 @@ from tpplan.planner.estimate.moments import (
     most_waiting,
     within,
 )
-from tpplan.planner.graph import Operand, SavedTensor
+from tpplan.planner.graph import Block, Graph, Operand, SavedTensor
 from tpplan.planner.schedule import (
     BACKWARD,
     BACKWARD_INPUT,
@@ -31,6 +33,7 @@ from tpplan.planner.schedule import (
     illegality,
     in_flight,
 )
+from tpplan.planner.solve.rerun import Kept
 
 from .test_estimator_properties import op
 
@@ -182,6 +185,13 @@ def test_what_is_no_layer_is_reduced_last_and_its_buffer_stays() -> None:
     assert (later.gradients, later.buffers) == (1000 + 250, 1000)
 
 
+def test_buffers_without_layers_stay_through_forward() -> None:
+    """That of the gathered parameters; from the second microbatch on that of the first one's gradients."""
+    piece = Piece(runs=(sharded(1, root=True),), handed=0.0, reduces=Reduced.EACH, gathering=600.0)
+    first, later = (fullest([piece], [moment(FORWARD, done=done)]) for done in (False, True))
+    assert (first.buffers, later.buffers) == (600, 600 + 1000)
+
+
 # --------------------------------------------------------------------------- one block, op by op
 
 SIZES = {"b": 8, "i": 4, "o": 16}
@@ -229,3 +239,39 @@ def test_a_tensor_that_is_gone_makes_room() -> None:
     found = live((linear(X, Y), second), (sizes, sizes), {(0, 0): 128.0, (1, 0): 512.0}, "z")
     assert found.backward == max(32 + 512 + 64, 512 + 128 + 256 - 512)
     assert found.first_backward == max(32 + 512 + 64, 64 + 512 + 128 + 256 - 512)
+
+
+# --------------------------------------------------------------------------- what is kept
+
+
+def test_selective_recomputation_keeps_results_of_products_and_collectives() -> None:
+    """x -> relu -> product -> square; they keep x, what relu made, and a byte an element of the square's own."""
+    hidden, made, done = (replace(X, tensor=name) for name in ("hidden", "made", "done"))
+    own = SavedTensor(operand=None, labels=(), element_bytes=1, elements=32)
+    ops = (
+        op("pointwise", (X,), hidden, SIZES),
+        linear(hidden, made, replace(W, axes=(("i",), ("i",)))),
+        replace(op("pointwise", (made,), done, SIZES), saved=(own,)),
+    )
+    kept = Kept(
+        ops=ops, local=(SIZES,) * 3, kept={(0, 0): 128.0, (1, 0): 128.0, (2, 0): 32.0},
+        forward_times=(1.0, 1.0, 1.0), input_bytes=128.0, collected_bytes=64.0, fused=False, stops_early=True,
+    )  # fmt: skip
+    dropped, again = kept.heavy_results()
+    assert dropped == (128 + 128 + 32) - (128 + 128 + 64), "x, the product's result, what was gathered"
+    assert again == {0, 2}
+
+
+def test_on_a_cpu_rms_norm_keeps_what_it_divides() -> None:
+    norm = replace(op("memory", (X,), Y, SIZES), target="aten.rms_norm.default")
+    block = Block(name="b", ops=(norm,), count=1, repeated=True, parameters=(), module="b")
+    graph = Graph(
+        name="g", content_hash="", batch=1, seq_len=1, dtype="fp32", blocks={"b": block}, chain=("b",),
+        edges=(), boundary={}, parameters=0, trainable_parameters=0, table_fqns=frozenset(), unknown=(), warnings=(),
+    )  # fmt: skip
+    framework = FRAMEWORKS["tpplan"]
+    assert as_run(graph, framework, precision="fp32", architecture="hopper") == graph
+    (run_there,) = as_run(graph, framework, precision="fp32", architecture="cpu").blocks["b"].ops
+    assert run_there.saved[1:] == (
+        SavedTensor(operand=None, labels=("b", "i"), element_bytes=4, elements=32),
+    )
