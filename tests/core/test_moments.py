@@ -245,7 +245,7 @@ def test_a_tensor_that_is_gone_makes_room() -> None:
 
 
 def test_selective_recomputation_keeps_results_of_products_and_collectives() -> None:
-    """x -> relu -> product -> square; they keep x, what relu made, and a byte an element of the square's own."""
+    """x -> relu -> product -> square; they keep x, relu's result, a byte an element."""
     hidden, made, done = (replace(X, tensor=name) for name in ("hidden", "made", "done"))
     own = SavedTensor(operand=None, labels=(), element_bytes=1, elements=32)
     ops = (
@@ -267,7 +267,8 @@ def test_on_a_cpu_rms_norm_keeps_what_it_divides() -> None:
     block = Block(name="b", ops=(norm,), count=1, repeated=True, parameters=(), module="b")
     graph = Graph(
         name="g", content_hash="", batch=1, seq_len=1, dtype="fp32", blocks={"b": block}, chain=("b",),
-        edges=(), boundary={}, parameters=0, trainable_parameters=0, table_fqns=frozenset(), unknown=(), warnings=(),
+        edges=(), boundary={}, parameters=0, trainable_parameters=0, table_fqns=frozenset(), unknown=(),
+        warnings=(),
     )  # fmt: skip
     framework = FRAMEWORKS["tpplan"]
     assert as_run(graph, framework, precision="fp32", architecture="hopper") == graph
