@@ -131,8 +131,12 @@ class Costed:
 
     @property
     def _root_bytes(self) -> float:
-        """What reducing gradients outside layers takes at the end of backward beyond its fullest block."""
-        mesh = self.candidate.mesh
+        """The buffer in which gradients outside layers are reduced, where tensors are followed.
+
+        It stays into the next microbatch's backward if each is reduced; else it is made when no activation is
+        left.
+        """
+        mesh, zero = self.candidate.mesh, self.candidate.zero_stage
         followed = self.problem.framework.follows_tensors
         if mesh.pp > 1 or mesh.dp * mesh.cp * mesh.ep == 1 or not followed:
             return 0.0
@@ -145,6 +149,7 @@ class Costed:
             if g.trainable
         )
         kept = sum(n * min(cost.saved_bytes.values()) for cost, n in blocks)
+        kept *= zero < REDUCES_EVERY_MICROBATCH
         return max(0.0, numel * self.problem.framework.gradient_bytes - kept)
 
     @property
