@@ -25,7 +25,8 @@ solver's own bound enter as they are, so the gap covers every decision.
 
 A microbatch of b samples takes at least b/B of the time of B > b samples, but for a share that is read off
 the cost models' curves (`batch_slack`): larger kernels and messages are not slower by more. So a slice (tp,
-and where it lies) is asked about its largest microbatch first, and what that takes bounds the smaller ones.
+ep, cp, and where they lie) is asked about its largest microbatch first, and what that takes at least
+(`intra_op.IntraOp.floor_s`) bounds the smaller ones.
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ HSDP_FRAMEWORKS = ("torch", OWN_FRAMEWORK)
 """Frameworks whose sharding groups may be smaller than the data-parallel ranks (FSDP2's HYBRID_SHARD)."""
 SPARSE_ALONE = (OWN_FRAMEWORK,)
 """Frameworks under which tp beside experts or tables is tried only when either is pinned. Both together make
-the search ten times longer; DeepSeek-V3 on 256 H100 gains 0.02% (pp8 x ep8 x tp4 against pp16 x ep16)."""
+the search ten times longer; DeepSeek-V3 gains 0.02% on 256 H100 (pp8 x ep8 x tp4 against pp16 x ep16) and
+nothing on 2,048 H800 (best with tp=2: 0.1% slower)."""
 FULL_PIPELINES = ("torch",)
 """Frameworks whose schedules with one stage a rank refuse fewer microbatches than stages (Schedule1F1B)."""
 PIPELINE_OR_TENSOR = ("deepspeed",)
