@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import cases
 import held
+import peaks
 import pytest
 import torch
 import zoo
@@ -28,8 +29,24 @@ Ranks = Callable[[int], RankPool]
 Values = dict[str, torch.Tensor]
 
 
-def train(name: str, plan: Plan) -> tuple[list[float], Values, Values, held.Held, list[Executed]]:
-    """On one rank: losses, first gradients, last parameters of 3 clipped steps; what it holds, and runs."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """Three clipped steps on one rank, and what a fourth backward takes."""
+
+    losses: list[float]
+    gradients: Values
+    """Of the first step."""
+    parameters: Values
+    """After the last."""
+    between: held.Held
+    executed: list[Executed]
+    """In the last step."""
+    fullest: int
+    """Bytes at the fullest moment; 0 where it is not followed."""
+
+
+def train(name: str, plan: Plan, followed: bool) -> Trained:
+    """On one rank."""
     parallel = auto_parallelize(zoo.built(name), zoo.inputs(name), plan=plan, loss_fn=zoo.MODELS[name].loss)
     optimizer = cases.optimizer_of(parallel.parameters())
     losses, first, found, between = [], {}, [], []
@@ -44,7 +61,14 @@ def train(name: str, plan: Plan) -> tuple[list[float], Values, Values, held.Held
         between.append(held.held(parallel, optimizer))
         optimizer.zero_grad()
         found = executed + clipping
-    return losses, first, {n: whole(p.detach()) for n, p in parallel.named_parameters()}, between[-1], found
+    return Trained(
+        losses=losses,
+        gradients=first,
+        parameters={n: whole(p.detach()) for n, p in parallel.named_parameters()},
+        between=between[-1],
+        executed=found,
+        fullest=peaks.fullest(parallel, optimizer, zoo.inputs(name)) if followed else 0,
+    )
 
 
 @functools.cache
@@ -66,21 +90,25 @@ def trained(name: str) -> tuple[list[float], Values, Values]:
 
 
 def check(combination: Combination, ranks: Ranks) -> None:
-    """Losses, all first gradients and all last parameters of every rank; what it holds; every collective."""
-    plan = zoo.planned(combination.model, **combination.pins)
-    results = ranks(combination.ranks).run(train, combination.model, plan)
+    """Losses, first gradients and last parameters of every rank; what it holds; every collective."""
+    plan, followed = zoo.planned(combination.model, **combination.pins), peaks.is_followed(combination)
+    results = ranks(combination.ranks).run(train, combination.model, plan, followed)
     losses, gradients, parameters = trained(combination.model)
-    for found, first, last, *_ in results:
-        assert found == pytest.approx(losses, rel=TOLERANCE)
-        for what, values, expected in (("gradient", first, gradients), ("value", last, parameters)):
+    for each in results:
+        assert each.losses == pytest.approx(losses, rel=TOLERANCE)
+        for what, values, expected in (
+            ("gradient", each.gradients, gradients),
+            ("value", each.parameters, parameters),
+        ):
             for name in values.keys() & expected.keys():
                 size = max(expected[name].norm(), VANISHING * max(e.norm() for e in expected.values()))
                 error = (values[name] - expected[name]).norm() / size
                 assert error < TOLERANCE, f"{what} of {name}: relative error {error:.1e}"
-    assert set(gradients) <= set().union(*(first for _, first, *_ in results))
-    holdings = [between for *_, between, _ in results]
+    assert set(gradients) <= set().union(*(each.gradients for each in results))
+    holdings = [each.between for each in results]
     assert held.disagreements(plan, holdings, dtype=zoo.MODELS[combination.model].dtype) == []
-    rows = compare(plan, [executed for *_, executed in results])
+    assert not followed or peaks.outside_band(plan, [each.fullest for each in results]) == []
+    rows = compare(plan, [each.executed for each in results])
     if zoo.MODELS[combination.model].dtype != "fp32":  # planned in it, run in fp32
         rows = tuple(replace(row, agrees=counts_agree(row)) for row in rows)
     assert [row for row in rows if not row.agrees and not row.announced] == []
