@@ -18,10 +18,11 @@ Eager PyTorch frees a tensor as soon as nothing refers to it: so does this proje
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import cache
+from functools import cache, lru_cache
+from operator import ge
 
 from ..cost import BlockCost, Recompute
 from ..schedule import (
@@ -40,6 +41,8 @@ ROUNDS = 4
 """Microbatches per rank that are followed: later ones see nothing new, save where all are held at once."""
 BOUNDARIES_IN_BACKWARD = 2
 """A stage's output and the gradient it received, both held while its backward runs."""
+Held = tuple[int, ...]
+"""Microbatches that are held of each piece, then those that wait."""
 
 
 class Reduced(StrEnum):
@@ -89,15 +92,35 @@ def moments(
     rank: int,
     whole: frozenset[int] = frozenset(),
 ) -> tuple[Moment, ...]:
-    """Every different one. `whole`: stages whose backward is run in one part, whatever the schedule."""
+    """Every one that may be the fullest. `whole`: stages whose backward runs in one part in any schedule."""
     if pp == 1:
         few = min(microbatches, 3)
         order = [Action(kind, 0, i) for i in range(few) for kind in (FORWARD, BACKWARD)]
-        return tuple(dict.fromkeys(_follow(order, (0,), few)))
+        return tuple(_most(_follow(order, (0,), few)))
     few = microbatches if schedule == Schedule.GPIPE else min(microbatches, ROUNDS * pp)
-    order = actions(schedule, pp=pp, virtual_stages=virtual_stages, microbatches=few)[rank]
+    order = _orders(schedule, pp, virtual_stages, few)[rank]
     stages = stages_of(schedule, pp=pp, virtual_stages=virtual_stages, rank=rank)
-    return tuple(dict.fromkeys(_follow(list(in_one_part(order, whole)), stages, few)))
+    return tuple(_most(_follow(list(in_one_part(order, whole)), stages, few)))
+
+
+@lru_cache(maxsize=2)
+def _orders(schedule: str, pp: int, virtual_stages: int, microbatches: int) -> Sequence[Sequence[Action]]:
+    """The actions of every rank; ranks of one candidate ask one after the other."""
+    return actions(schedule, pp=pp, virtual_stages=virtual_stages, microbatches=microbatches)
+
+
+def _most(found: Iterable[Moment]) -> Iterator[Moment]:
+    """Of moments that differ in what is held or waits alone, those that no other has more of everywhere."""
+    alike: dict[tuple, dict[Held, Moment]] = {}
+    for moment in found:
+        key = (moment.kind, moment.piece, moment.done, moment.over, moment.last)
+        alike.setdefault(key, {}).setdefault(moment.held + moment.waiting, moment)
+    for moments_of in alike.values():
+        kept: list[Held] = []
+        for counts in sorted(moments_of, key=sum, reverse=True):
+            if not any(all(map(ge, more, counts)) for more in kept):
+                kept.append(counts)
+                yield moments_of[counts]
 
 
 def _follow(order: Sequence[Action], stages: Sequence[int], microbatches: int) -> Iterator[Moment]:
@@ -238,36 +261,49 @@ class Fullest:
         return self.activations + self.gradients + self.working + self.buffers
 
 
-def fullest(pieces: Sequence[Piece], found: Sequence[Moment]) -> Fullest:
-    """The fullest moment of a rank."""
-    return max((each for moment in found for each in within(pieces, moment)), key=lambda f: f.total)
+def fullest(pieces: Sequence[Piece], found: Iterable[Moment]) -> Fullest:
+    """The fullest moment of a rank: what its action takes, and what the others have left there."""
+    resting = [_Resting(piece) for piece in pieces]
+    acting: dict[tuple, Fullest] = {}
 
+    def own(moment: Moment) -> Fullest:
+        done = moment.done[moment.piece]
+        key = (moment.kind, moment.piece, done, moment.last)
+        if key not in acting:
+            each = ACTIONS[moment.kind](pieces[moment.piece], done, moment.last)
+            acting[key] = max(each, key=lambda found: found.total)
+        return acting[key]
 
-def within(pieces: Sequence[Piece], moment: Moment) -> Iterator[Fullest]:
-    """One action, at the first and the last block of each run: in between things change evenly."""
-    piece = pieces[moment.piece]
-    counts = [held + waiting for held, waiting in zip(moment.held, moment.waiting, strict=True)]
-    others = Fullest(
-        activations=sum(n * p.saved for n, p in zip(counts, pieces, strict=True)),
-        gradients=sum(
-            p.between(over=over)
-            for p, done, over in zip(pieces, moment.done, moment.over, strict=True)
-            if done and p is not piece
-        ),
-        working=0.0,
-        buffers=sum(n * p.handed for n, p in zip(moment.held, pieces, strict=True))
-        + sum(n * p.waiting for n, p in zip(moment.waiting, pieces, strict=True)),
+    moment = max(found, key=lambda moment: own(moment).total + sum(_others(resting, moment)))
+    activations, gradients, buffers = _others(resting, moment)
+    return Fullest(
+        activations=activations + own(moment).activations,
+        gradients=gradients + own(moment).gradients,
+        working=own(moment).working,
+        buffers=buffers + own(moment).buffers,
     )
-    action = {
-        FORWARD: _forward, BACKWARD: _backward, BACKWARD_INPUT: _input, BACKWARD_WEIGHT: _weight,
-    }[moment.kind]  # fmt: skip
-    for own in action(piece, moment.done[moment.piece], moment.last):
-        yield Fullest(
-            activations=others.activations + own.activations,
-            gradients=others.gradients + own.gradients,
-            working=own.working,
-            buffers=others.buffers + own.buffers,
-        )
+
+
+class _Resting:
+    """What a piece leaves in memory while another action runs, worked out once."""
+
+    __slots__ = ("gradients", "handed", "over", "saved", "waiting")
+
+    def __init__(self, piece: Piece) -> None:
+        self.saved, self.handed, self.waiting = piece.saved, piece.handed, piece.waiting
+        self.gradients, self.over = piece.between(over=False), piece.between(over=True)
+
+
+def _others(pieces: Sequence[_Resting], moment: Moment) -> tuple[float, float, float]:
+    """Activations, gradients and buffers that a moment's action finds."""
+    activations = gradients = buffers = 0.0
+    for index, piece in enumerate(pieces):
+        held, waiting = moment.held[index], moment.waiting[index]
+        activations += (held + waiting) * piece.saved
+        buffers += held * piece.handed + waiting * piece.waiting
+        if moment.done[index] and index != moment.piece:
+            gradients += piece.over if moment.over[index] else piece.gradients
+    return activations, gradients, buffers
 
 
 def _forward(piece: Piece, done: bool, last: bool) -> Iterator[Fullest]:
@@ -350,3 +386,12 @@ def _weight(piece: Piece, done: bool, last: bool) -> Iterator[Fullest]:
         working=max(run.cost.live.weight_gradient for run in piece.runs),
         buffers=piece.handed + piece.waiting,
     )
+
+
+ACTIONS: dict[ActionKind, Callable[[Piece, bool, bool], Iterator[Fullest]]] = {
+    FORWARD: _forward,
+    BACKWARD: _backward,
+    BACKWARD_INPUT: _input,
+    BACKWARD_WEIGHT: _weight,
+}
+"""Of an action, the first and the last block of each run: in between things change evenly."""

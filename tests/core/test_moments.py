@@ -11,6 +11,7 @@ from tpplan.planner.estimate.as_run import as_run
 from tpplan.planner.estimate.frameworks import FRAMEWORKS
 from tpplan.planner.estimate.live import live
 from tpplan.planner.estimate.moments import (
+    ACTIONS,
     Moment,
     Piece,
     Reduced,
@@ -19,7 +20,6 @@ from tpplan.planner.estimate.moments import (
     in_one_part,
     moments,
     most_waiting,
-    within,
 )
 from tpplan.planner.graph import Block, Graph, Operand, SavedTensor
 from tpplan.planner.schedule import (
@@ -71,6 +71,16 @@ def test_a_rank_holds_at_the_most_what_its_schedule_says(name: Schedule, pp: int
         most = max(sum(moment.held) + sum(moment.waiting) + 1 for moment in found) / v
         assert most <= in_flight(name, pp, v, m, rank)
         assert most == in_flight(name, pp, v, m, rank) or (rank == 0 and name in SPLIT_BACKWARD)
+
+
+@pytest.mark.parametrize(("name", "pp", "v", "m"), SHAPES)
+def test_moments_that_are_left_out_hold_less(
+    name: Schedule, pp: int, v: int, m: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces = [Piece(runs=(run(2, gradients=size),), handed=7.0) for size in (50.0, 5000.0)[:v]]
+    most = [fullest(pieces, moments.__wrapped__(name, pp, v, m, rank)).total for rank in range(pp)]
+    monkeypatch.setattr("tpplan.planner.estimate.moments._most", lambda found: found)
+    assert [fullest(pieces, moments.__wrapped__(name, pp, v, m, rank)).total for rank in range(pp)] == most
 
 
 @pytest.mark.parametrize(("name", "pp", "v", "m"), SHAPES)
@@ -171,7 +181,7 @@ def test_gradients_reduced_in_every_backward_are_shards_between() -> None:
 
 def test_the_last_backward_gives_up_copies() -> None:
     piece = Piece(runs=(sharded(2),), handed=0.0, reduces=Reduced.LAST)
-    found = [each for each in within([piece], moment(done=True, last=True)) if each.activations < 200]
+    found = [each for each in ACTIONS[BACKWARD](piece, True, True) if each.activations < 200]
     first, *_, done = found
     assert (first.activations, first.gradients, first.working) == (100, 1000 + 250, 20)
     assert first.buffers == 1000 - 600, "the second layer's gradients are being reduced, its copies are gone"
