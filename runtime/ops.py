@@ -47,6 +47,8 @@ class ShardedOps(TorchFunctionMode):
         self, func: Callable, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if getattr(func, "__name__", "") == "__get__":  # shapes, dtypes: most of all calls
+            return func(*args, **kwargs)
         if self._cuts_tokens and func is F.embedding:
             args = (cut_tokens(args[0], self._mesh), *args[1:])
         if any(is_sparse(value) for value in (*args, *kwargs.values())):
@@ -59,7 +61,7 @@ class ShardedOps(TorchFunctionMode):
         mesh = mesh_of((*args, *kwargs.values()))
         if mesh is None:
             return func(*args, **kwargs)
-        if has_context(mesh) and getattr(func, "__name__", "") != "__get__":
+        if has_context(mesh):
             args, kwargs = whole_on(args, mesh), {key: whole_on(value, mesh) for key, value in kwargs.items()}
         replacement = REPLACED.get(func)
         if replacement is not None and (result := replacement(*args, **kwargs)) is not NotImplemented:

@@ -186,25 +186,40 @@ def run_under_torchrun(plan: Path, folder: Path, steps: int, every: int) -> subp
     )  # fmt: skip
 
 
-@pytest.mark.slow
-def test_kills_of_a_pipeline_under_torchrun(tmp_path: Path):
+def of_one_node(plan: Plan) -> Plan:
+    """The same, on so many devices as it has ranks."""
+    ranks = plan.mesh.devices
+    return replace(plan, cluster=replace(plan.cluster, devices=ranks, devices_per_node=ranks))
+
+
+def pipeline() -> Plan:
     whole = cases.planned("llama", dp=1, tp=2)
-    plan = cases.stepped(cases.staged(whole, "1f1b", [2, 2]), microbatches=2)
-    plan = replace(plan, cluster=replace(plan.cluster, devices=4, devices_per_node=4))
+    return cases.stepped(cases.staged(whole, "1f1b", [2, 2]), microbatches=2)
+
+
+TORCHRUN = {"zero1": (PLANS["zero1"][1], 200, 20), "pipeline": (pipeline, 100, 5)}
+"""Plan, steps, kills."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", TORCHRUN)
+def test_kills_under_torchrun(which: str, tmp_path: Path):
+    made, steps, kills = TORCHRUN[which]
+    plan, every, dice = of_one_node(made()), 10, random.Random(kills)
+    ranks = plan.mesh.devices
     save(plan, tmp_path / "plan.yaml")
-    steps, every, kills, dice = 100, 10, 5, random.Random(5)
     for folder, times in ((tmp_path / "quiet", 0), (tmp_path / "killed", kills)):
         run = run_under_torchrun(tmp_path / "plan.yaml", folder, steps, every)
         try:
             for _ in range(times):
-                kill_one(folder, 4, dice, most_steps=2 * every)
+                kill_one(folder, ranks, dice, most_steps=2 * every)
             assert run.wait(PATIENCE_S) == 0
         finally:
             run.terminate()  # torchrun ends its ranks
             run.wait()
     assert len(lives(tmp_path / "killed")) == kills + 1
     check_lives(tmp_path / "killed", steps, every)
-    check_equal(tmp_path / "killed", tmp_path / "quiet", 4)
+    check_equal(tmp_path / "killed", tmp_path / "quiet", ranks)
 
 
 # --------------------------------------------------------------------------- what is on the disk
