@@ -30,7 +30,7 @@ from .price import price
 from .quick import QuickBound, quick_bound
 from .simulated import simulated_s
 from .solver import Status
-from .space import candidates, meshes
+from .space import candidates, experts_alone, meshes, tensor_beside_experts
 from .stages import shortest
 
 ROUNDING = 1e-9
@@ -80,6 +80,8 @@ class Exploration:
         self.best_costed: Costed
         self.pruned: dict[Candidate, str] = {}
         self.complete = True
+        self.tried_tensor_groups = False
+        """Whether tp beside experts was tried near the best plan only."""
         self.proven_s = math.inf
         """No candidate taken up so far is faster, weighted."""
         self.queue: list[Entry] = []
@@ -301,6 +303,15 @@ class Exploration:
             sizes = {devices for devices in sizes if devices >= hopeless}
         self.enter(part_meshes(self.problem, self.pins, sizes=sizes))
         self.explore()
+
+    def explore_tensor_groups(self) -> None:
+        """The same for tp beside experts, where that is not searched already."""
+        if self.best is not None and experts_alone(self.problem, self.pins):
+            best = self.best.candidate.mesh
+            found = list(tensor_beside_experts(self.problem, self.pins, best))
+            self.tried_tensor_groups = bool(found)
+            self.enter(found)
+            self.explore()
 
     def _prune(self, bound: str, candidate: Candidate) -> None:
         """Note which bound ruled a candidate out, the first one if there are several."""

@@ -61,7 +61,11 @@ def outcome(run: Exploration, top: int, experts: dict[str, Candidate]) -> Outcom
         best=best,
         alternatives=tuple(sorted(_alternatives(run, best, top, experts), key=lambda a: a.step_time_s)),
         summary=summary,
-        reasons=(*_idle(run, best), *reasons(replace(run.problem, topology=used), best)),
+        reasons=(
+            *_idle(run, best),
+            *reasons(replace(run.problem, topology=used), best),
+            *_not_searched(run),
+        ),
         warnings=tuple(_warnings(run)),
         pareto=tuple(_pareto(run, best)),
     )
@@ -80,6 +84,15 @@ def _idle(run: Exploration, best: Priced) -> Iterator[str]:
         more = fastest.step_time_s / best.step_time_s - 1
         reason = f"the best plan on all of them ({fastest.candidate}) takes {more:.1%} longer"
     yield f"{used} of {devices} devices are used: {reason}."
+
+
+def _not_searched(run: Exploration) -> Iterator[str]:
+    """What the gap does not cover."""
+    if run.tried_tensor_groups:
+        yield (
+            "tp beside experts (tables) was tried near the best plan without it; the gap does not cover all "
+            "plans with both (--set tp=4, or any other size, searches them)."
+        )
 
 
 def _pareto(run: Exploration, best: Priced) -> Iterator[Alternative]:

@@ -61,6 +61,7 @@ def search(
     try:
         seed_experts(run)
         run.explore()
+        run.explore_tensor_groups()
         run.explore_parts()
     except KeyboardInterrupt:
         if run.best is None:
