@@ -17,6 +17,7 @@ from ..estimate.memory import (
     BlockStates,
     block_states,
     dummy_bytes,
+    replicas,
     staging_bytes,
     traffic_stage,
     transient_bytes,
@@ -146,7 +147,7 @@ class Costed:
             for cost, n in blocks
             if cost.name not in self.problem.layer_classes
             for g in cost.parameters
-            if g.trainable
+            if g.trainable and replicas(g, mesh) > 1
         )
         kept = sum(n * min(cost.saved_bytes.values()) for cost, n in blocks)
         kept *= zero < REDUCES_EVERY_MICROBATCH

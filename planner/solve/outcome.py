@@ -18,6 +18,7 @@ from .explain import enlarged_to_fit, reasons, seconds_in_words, why_it_does_not
 from .exploration import ROUNDING, Exploration, mesh_sizes
 from .price import price
 from .simulated import simulated_s
+from .space import experts_alone
 from .stages import solve_stages
 
 ILP_GAP = 1e-4
@@ -88,11 +89,13 @@ def _idle(run: Exploration, best: Priced) -> Iterator[str]:
 
 def _not_searched(run: Exploration) -> Iterator[str]:
     """What the gap does not cover."""
-    if run.tried_tensor_groups:
-        yield (
-            "tp beside experts (tables) was tried near the best plan without it; the gap does not cover all "
-            "plans with both (--set tp=4, or any other size, searches them)."
-        )
+    if not experts_alone(run.problem, run.pins) or max(run.problem.tp_sizes) == 1:
+        return
+    tried = "was tried near the best plan without it" if run.tried_tensor_groups else "was not tried"
+    yield (
+        f"tp beside experts or tables {tried}; the gap does not cover all plans with both "
+        "(--set tp=4, or any other size, searches them)."
+    )
 
 
 def _pareto(run: Exploration, best: Priced) -> Iterator[Alternative]:

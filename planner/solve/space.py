@@ -88,8 +88,11 @@ def experts_alone(problem: SearchProblem, pins: Pins) -> bool:
 
 
 def tensor_beside_experts(problem: SearchProblem, pins: Pins, best: Mesh) -> Iterator[Mesh]:
-    """What `experts_alone` leaves out near the best plan: as many stages, ep x tp of its ep or twice that."""
-    for tp in problem.tp_sizes:
+    """What `experts_alone` leaves out near the best plan: as many stages, ep x tp of its ep or twice that.
+
+    Only for models of layers: between tables there is little that tp could split.
+    """
+    for tp in problem.tp_sizes if problem.layer_classes else ():
         for ep in problem.ep_sizes:
             inner = best.pp * best.cp * ep * tp
             if tp == 1 or ep * tp not in (best.ep, 2 * best.ep) or best.devices % inner:
