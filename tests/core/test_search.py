@@ -491,7 +491,7 @@ def test_progress_is_told() -> None:
     assert all(a.priced <= b.priced for a, b in pairwise(told))
 
 
-def test_sixteen_thousand_devices_need_few_intra_op_calls() -> None:
+def test_sixteen_thousand_devices_need_few_intra_op_calls(on_this_machine: Callable[[float], float]) -> None:
     model, cluster = Transformer(**LLAMA_405B), topology(2048, memory=80e9)
     problem, pricing = model.problem(cluster, batch=2048), model.pricing(cluster)
     start = time.process_time()
@@ -500,7 +500,7 @@ def test_sixteen_thousand_devices_need_few_intra_op_calls() -> None:
     assert isinstance(found, Outcome)
     assert found.summary.gap < 0.01
     assert len(set(model.calls)) <= 25
-    assert seconds < 3.0, "processor time, with room for a slow machine"
+    assert seconds < on_this_machine(3.0)
 
 
 def test_a_smaller_optimizer_needs_no_more_memory() -> None:

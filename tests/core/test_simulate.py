@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import pytest
@@ -247,7 +247,12 @@ def needs(action: Action, last: int) -> Sequence[Sequence[tuple]]:
     [("1f1b", 16, 1, 64, 0.05), ("interleaved", 16, 4, 128, 0.3)],
 )
 def test_simulation_is_fast(
-    name: str, pp: int, virtual_stages: int, microbatches: int, limit_s: float
+    name: str,
+    pp: int,
+    virtual_stages: int,
+    microbatches: int,
+    limit_s: float,
+    on_this_machine: Callable[[float], float],
 ) -> None:
     """The best of several runs, in processor time, so that a busy machine does not fail it."""
     taken_s = []
@@ -255,7 +260,7 @@ def test_simulation_is_fast(
         start_s = time.process_time()
         run_even(name, pp, virtual_stages, microbatches)
         taken_s.append(time.process_time() - start_s)
-    assert min(taken_s) < limit_s
+    assert min(taken_s) < on_this_machine(limit_s)
 
 
 def test_the_same_input_gives_the_same_timeline() -> None:
