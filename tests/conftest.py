@@ -49,8 +49,8 @@ def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def on_this_machine() -> Callable[[float], float]:
     """A function of processor seconds on an idle machine -> what they may be on this one at this moment.
 
-    Processor time grows when the other half of a core is busy, as with several workers, on slower machines, and
-    with the objects that a long session leaves to the garbage collector.
+    Processor time grows when the other half of a core is busy, as with several workers, on slower machines,
+    and with the objects that a long session leaves to the garbage collector.
     """
     return lambda seconds: seconds * max(1.0, statistics.median(making_s() for _ in range(5)) / IDLE_S)
 
