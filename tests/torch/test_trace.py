@@ -392,7 +392,9 @@ def test_a_model_file_is_cached_until_it_changes(model_file: Path, tmp_path: Pat
     options = TraceOptions(seq_len=5)
     first = load_or_trace(str(model_file), options, cache_dir=tmp_path / "graphs")
     assert load_cached(str(model_file), options, cache_dir=tmp_path / "graphs") == first
-    (tmp_path / "neighbour.py").write_text("WIDTH = 7\n")
+    (tmp_path / "neighbour.py").write_text(
+        "WIDTH = 7  # of another length: Python compiles a file of one size once a second\n"
+    )
     second = load_or_trace(str(model_file), options, cache_dir=tmp_path / "graphs")
     assert (first.parameters, second.parameters) == (3 * 4 + 4, 7 * 4 + 4)
     assert first.content_hash != second.content_hash
