@@ -76,6 +76,10 @@ class Communication:
     level: str
     """The outermost level it crosses, e.g. `node`."""
     origin: Origin
+    again: float = 0.0
+    """How many of `count` are of forwards that backward runs again."""
+    by_stage: tuple[tuple[float, float, float], ...] = ()
+    """`count`, `again` and `bytes` on a rank of every pipeline stage; empty where all are alike."""
 
 
 class Recompute(StrEnum):
@@ -145,6 +149,8 @@ class BlockCost:
     """Kept from forward until this block's backward."""
     recompute_s: dict[Recompute, float] = field(default_factory=dict)
     """Extra seconds of compute in backward."""
+    again: frozenset[int] = frozenset()
+    """Which of `forward_comm` run again when the whole block does."""
     recompute_comm_s: dict[Recompute, float] = field(default_factory=dict)
     """Extra seconds of collectives in backward."""
     working_bytes: float = 0.0

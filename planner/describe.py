@@ -6,19 +6,17 @@ In: a `Graph` and the `Splits` of an intra-op solution. Out: the `Split`, `Param
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 
+from .borders import Borders, has_gradients
 from .graph import Block, Dim, Edge, Graph, Op, Operand
 from .layout import Collective, Placement, Replicate, Shard, conversion, gradient_needed
 from .plan import LayerList, ModuleLayout, ParameterPlacement, PlannedReshard, Split
-from .routed import routing_modules
 from .rules.choices import Choice
 from .solve.axis import AxisSolution, OpKey
 from .solve.intra_op import Splits
-from .solve.reshards import edge_label
-
-FLOATS = ("float", "bfloat")
-"""How the names of dtypes begin that have gradients."""
+from .solve.reshards import edge_label, partial_gradients
 
 
 def splits_in_words(graph: Graph, splits: Splits) -> tuple[Split, ...]:
@@ -129,7 +127,8 @@ def parameter_placements(graph: Graph, splits: Splits) -> tuple[ParameterPlaceme
 
 
 def _parameter_placements(graph: Graph, splits: Splits) -> Iterator[ParameterPlacement]:
-    operands = _parameter_operands(graph)
+    operands, readers = _parameter_operands(graph), _readers(graph)
+    summed = set().union(*(partial_gradients(block, splits.tp) for block in graph.blocks.values()))
     axes = [solution for solution in (splits.ep, splits.tp) if solution.degree > 1]
     for block in graph.blocks.values():
         for value in block.parameters:
@@ -141,6 +140,12 @@ def _parameter_placements(graph: Graph, splits: Splits) -> Iterator[ParameterPla
                 dim_sizes=_axis_sizes(*operand) if operand else tuple((n,) for n in value.shape),
                 placements=tuple(
                     (s.axis, placement_text(s.parameters.get(value.name, Replicate()))) for s in axes
+                ),
+                blocks=(block.name, *(name for name in readers[value.name] if name != block.name)),
+                summed_over_tp=(
+                    splits.tp.degree > 1
+                    and value.name in summed
+                    and isinstance(splits.tp.parameters.get(value.name, Replicate()), Replicate)
                 ),
             )
 
@@ -154,6 +159,17 @@ def _parameter_operands(graph: Graph) -> dict[str, tuple[Op, Operand]]:
                 if read.kind == "parameter" and read.fqn and read.tensor not in found:
                     found[read.tensor] = (op, read)
     return found
+
+
+def _readers(graph: Graph) -> dict[str, tuple[str, ...]]:
+    """Per parameter, the block classes that read it."""
+    found: dict[str, dict[str, None]] = defaultdict(dict)
+    for block in graph.blocks.values():
+        for op in block.ops:
+            found_here = (read.tensor for read in op.reads if read.kind == "parameter")
+            for tensor in found_here:
+                found[tensor][block.name] = None
+    return defaultdict(tuple, {tensor: tuple(names) for tensor, names in found.items()})
 
 
 def _named_axes(op: Op, operand: Operand) -> tuple[str, ...]:
@@ -222,17 +238,20 @@ def planned_reshards(graph: Graph, splits: Splits) -> tuple[PlannedReshard, ...]
     by_producer: dict[tuple[str, int, int], list[Edge]] = {}
     for edge in graph.edges:
         by_producer.setdefault(edge.producer, []).append(edge)
+    borders = Borders(graph)
     found = [
         reshard
         for solution in (splits.ep, splits.tp)
         if solution.degree > 1
         for edges in by_producer.values()
-        for reshard in _reshards_of(graph, edges, solution)
+        for reshard in _reshards_of(graph, borders, edges, solution)
     ]
     return tuple(dict.fromkeys(found))
 
 
-def _reshards_of(graph: Graph, edges: list[Edge], solution: AxisSolution) -> Iterator[PlannedReshard]:
+def _reshards_of(
+    graph: Graph, borders: Borders, edges: list[Edge], solution: AxisSolution
+) -> Iterator[PlannedReshard]:
     block, index, write = edges[0].producer
     producer = graph.blocks[block].ops[index]
     source = solution.choices[block, index].writes[write]
@@ -249,46 +268,19 @@ def _reshards_of(graph: Graph, edges: list[Edge], solution: AxisSolution) -> Ite
         )
 
     targets = [_targets(edge, solution) for edge in edges]
-    if _is_border(graph, block, index, first=False) and len(set().union(*targets)) == 1:
+    if borders.ends((block, index)) and len(set().union(*targets)) == 1:
         yield stated(edges[0], producer.module, "output", *targets[0])
         return
     for edge, wanted in zip(edges, targets, strict=True):
-        entered = _layer_entered(graph, edge)
+        entered = borders.layer_entered(edge)
         if entered is not None and len(wanted) == 1:
             yield stated(edge, entered, "input", *wanted)
             continue
         for b, i, read in edge.consumers:
-            whole = not graph.blocks[b].ops[i].reads[read].dtype.startswith(FLOATS)  # ids stay as they are
-            if not whole and _is_border(graph, b, i, first=True):
+            if has_gradients(graph.blocks[b].ops[i].reads[read]) and borders.begins((b, i)):
                 target = solution.choices[b, i].reads[read]
                 yield stated(edge, graph.blocks[b].ops[i].module, "input", target)
 
 
 def _targets(edge: Edge, solution: AxisSolution) -> set[Placement]:
     return {solution.choices[block, op].reads[read] for block, op, read in edge.consumers}
-
-
-def _layer_entered(graph: Graph, edge: Edge) -> str | None:
-    """`layers.0`, when the tensor comes from outside into the first layer of a class."""
-    consumer = graph.blocks[edge.block]
-    if not consumer.repeated or graph.blocks[edge.producer[0]].repeated:
-        return None
-    same_list = [name for name in graph.chain if graph.blocks[name].module == consumer.module]
-    return consumer.module.replace("*", str(same_list.index(edge.block)))
-
-
-def _is_border(graph: Graph, block: str, index: int, *, first: bool) -> bool:
-    """Whether the op is the first (or last) of a module that reads parameters and has no other inside, or of
-    one that routes tokens to experts."""
-    ops = graph.blocks[block].ops
-    module = ops[index].module
-    owners = {
-        op.module
-        for b in graph.blocks.values()
-        for op in b.ops
-        if any(read.kind == "parameter" for read in op.reads)
-    }
-    inside = [i for i, op in enumerate(ops) if op.module == module or op.module.startswith(f"{module}.")]
-    leaf = all(ops[i].module == module for i in inside)
-    border = (leaf and module in owners) or module in routing_modules(graph)
-    return bool(module) and border and index == inside[0 if first else -1]

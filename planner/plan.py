@@ -141,6 +141,10 @@ class ParameterPlacement:
     """(mesh axis, `S(ffn)@0` or `R`) for every mesh axis larger than one except pp."""
     dim_sizes: tuple[tuple[int, ...], ...] = ()
     """Extent of every factor in `dims`: a split of an inner factor needs those before it."""
+    blocks: tuple[str, ...] = ()
+    """Block classes that read it; the first owns it, and in a pipeline every other holds a copy."""
+    summed_over_tp: bool = False
+    """Whether every rank of tp holds it whole and a term of its gradient."""
 
     @property
     def is_expert(self) -> bool:

@@ -112,6 +112,8 @@ class Framework:
     converts_parameters: bool = True
     """Whether a weight that several places read, as an embedding and a head do, may be stored in a layout
     that one of them has to convert it from."""
+    converts_on_borders: bool = False
+    """Whether layouts along tp change only where modules begin and end (`planner/borders.py`)."""
     sums_tied_shards: bool = False
     """Whether stages that hold one tied parameter sum its gradient once it is sharded, and not whole."""
     runs_selective_once: bool = False

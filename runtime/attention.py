@@ -94,22 +94,29 @@ def _local(x: DTensor, query: DTensor) -> Tensor:
 
 
 def _mask_part(mask: Tensor, query: DTensor) -> Tensor:
-    """The rows of a mask that belong to the query's samples, heads or positions."""
+    """The rows of a mask that belong to the query's samples, heads or positions.
+
+    Where it is cut as the query is, it stays so: a bias of each rank's own heads goes nowhere.
+    """
     mesh = query.device_mesh
+    cuts = [_mask_cut(mask, placed, query.ndim) for placed in query.placements]
     if isinstance(mask, DTensor):
-        mask = mask.redistribute(placements=[Replicate()] * mesh.ndim)
-        mask = _local(mask, query)
-    for axis, placed in enumerate(query.placements):
-        dim = shard_dim(placed)
-        dim = None if dim is None else dim - query.ndim
-        if dim is not None and -dim <= mask.ndim and mask.shape[dim] > 1:
-            mask = local_part(
-                mask,
-                _from_end(placed, mask.ndim - query.ndim),
-                ranks=mesh.size(axis),
-                rank=mesh.get_local_rank(axis),
-            )
+        kept = [cut == own for cut, own in zip(cuts, mask.placements, strict=True)]
+        placed = [own if keep else Replicate() for own, keep in zip(mask.placements, kept, strict=True)]
+        mask = _local(mask.redistribute(placements=placed), query)
+        cuts = [None if keep else cut for cut, keep in zip(cuts, kept, strict=True)]
+    for axis, cut in enumerate(cuts):
+        if cut is not None:
+            mask = local_part(mask, cut, ranks=mesh.size(axis), rank=mesh.get_local_rank(axis))
     return mask
+
+
+def _mask_cut(mask: Tensor, placed: Placement, ndim: int) -> Placement | None:
+    """How the query's cut, of `ndim` dims, cuts a mask; None where it has nothing to cut."""
+    dim = shard_dim(placed)
+    if dim is None or ndim - dim > mask.ndim or mask.shape[dim - ndim] == 1:
+        return None
+    return _from_end(placed, mask.ndim - ndim)
 
 
 def _from_end(placed: Placement, shift: int) -> Placement:

@@ -86,11 +86,6 @@ def syncs_every_microbatch(plan: Plan) -> bool:
     return plan.mesh.tp > 1 and plan.zero_stage >= 2 and plan.num_microbatches > 1
 
 
-def runs_layers_again(plan: Plan) -> bool:
-    """Whether any layer is recomputed whole; a plan counts those collectives in its time alone."""
-    return any(mode == Recompute.FULL for stage in plan.stages for _, _, mode in stage.blocks)
-
-
 def unstated(plan: Plan) -> tuple[str, ...]:
     """Labels of planned conversions that lie on no module's border, nor where tokens are routed."""
     stated = {r.label for r in plan.reshards if r.axis == "tp"}
@@ -117,10 +112,6 @@ def differences(plan: Plan) -> tuple[str, ...]:
     ]
     if reduces_once(plan):
         found.append("ZeRO-2 in a pipeline: gradients are reduced once a step, as under ZeRO-1")
-    if runs_layers_again(plan):
-        found.append("layers recomputed whole: what their forward communicates runs again in backward")
-    if plan.mesh.cp > 1:
-        found.append("keys and values over cp: heads that the traced model repeats are exchanged once")
     if syncs_every_microbatch(plan):
         found.append(
             f"ZeRO-{plan.zero_stage}: gradients that are sums over tp are reduced with every microbatch"

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -21,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from .labels import labelled
 
 ROWS_LABEL = "rows to experts or tables, and back"
+IDS_LABEL = "ids to tables"
 COUNTS_LABEL = "rows for each rank"
 
 
@@ -43,9 +43,9 @@ class Route:
     received: tuple[int, ...]
     mesh: DeviceMesh
 
-    def there(self, rows: Tensor) -> Tensor:
+    def there(self, rows: Tensor, label: str = ROWS_LABEL) -> Tensor:
         """Rows sorted by rank, to their owners."""
-        return _exchange(rows, self.received, self.sent, self.mesh)
+        return _exchange(rows, self.received, self.sent, self.mesh, label)
 
     def back(self, rows: Tensor) -> Tensor:
         """The way back."""
@@ -59,10 +59,8 @@ def route_of(sent: Tensor, received: Tensor, mesh: DeviceMesh) -> Route:
 
 def exchanged_counts(counts: Tensor, mesh: DeviceMesh) -> Tensor:
     """From (ranks, kinds) rows to send, the same for rows to receive."""
-    received = torch.empty_like(counts)
     with labelled(COUNTS_LABEL):
-        dist.all_to_all_single(received, counts.contiguous(), group=mesh.get_group())
-    return received
+        return _waited(funcol.all_to_all_single(counts.contiguous(), None, None, mesh.get_group()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,24 +98,26 @@ def _by_kind(counts: Tensor) -> Tensor:
     return kinds.repeat_interleave(counts.flatten()).argsort(stable=True)
 
 
-def _exchange(rows: Tensor, out: tuple[int, ...], into: tuple[int, ...], mesh: DeviceMesh) -> Tensor:
-    return _Exchanged.apply(rows, out, into, mesh)  # pyright: ignore[reportReturnType]
+def _exchange(
+    rows: Tensor, out: tuple[int, ...], into: tuple[int, ...], mesh: DeviceMesh, label: str = ROWS_LABEL
+) -> Tensor:
+    return _Exchanged.apply(rows, out, into, mesh, label)  # pyright: ignore[reportReturnType]
 
 
 class _Exchanged(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, out: tuple[int, ...], into: tuple[int, ...], mesh: DeviceMesh
+        ctx: Any, rows: Tensor, out: tuple[int, ...], into: tuple[int, ...], mesh: DeviceMesh, label: str
     ) -> Tensor:
         ctx.back = (into, out, mesh)
-        with labelled(ROWS_LABEL):
+        with labelled(label):
             return _waited(
                 funcol.all_to_all_single(rows.contiguous(), list(out), list(into), mesh.get_group())
             )
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        return _exchange(grads[0], *ctx.back), None, None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
+        return _exchange(grads[0], *ctx.back), None, None, None, None
 
 
 def _waited(found: Any) -> Tensor:
@@ -155,10 +155,8 @@ def shared_by_all(rows: Tensor, ends: Tensor, mesh: DeviceMesh) -> tuple[Tensor,
 
 def _gathered_counts(counts: Tensor, mesh: DeviceMesh) -> Tensor:
     """(ranks, kinds) rows of all ranks."""
-    every = counts.new_empty(mesh.size(), counts.shape[0])
     with labelled(COUNTS_LABEL):
-        dist.all_gather(list(every.unbind(0)), counts, group=mesh.get_group())
-    return every
+        return _waited(funcol.all_gather_single(counts.unsqueeze(0), 0, mesh.get_group()))
 
 
 def _reduce_scattered(rows: Tensor, mesh: DeviceMesh) -> Tensor:

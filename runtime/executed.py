@@ -7,9 +7,11 @@ input of a reduce-scatter, one rank's buffer of an all-to-all, the message of a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from itertools import combinations
 from typing import Any
 
@@ -22,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..planner.layout import Collective
 from ..planner.mesh import AXES, Mesh
+from .exchange import COUNTS_LABEL, IDS_LABEL, ROWS_LABEL
 from .labels import current_label
 
 
@@ -35,6 +38,12 @@ class Executed:
     """Global ranks of its group."""
     label: str
     """The plan's, where one applies."""
+    backward: bool = False
+    """Whether autograd ran it."""
+    row_bytes: int = 0
+    """Bytes of one row, of rows sent to experts or tables."""
+    rows: tuple[int, ...] = ()
+    """Of exchanged counts: rows that this rank sends, then those that each rank sends it (or has)."""
 
 
 KINDS = {
@@ -56,6 +65,8 @@ KINDS = {
     "recv_": Collective.SEND_RECV,
 }
 """By operator name in `NAMESPACES`."""
+NO_GRAPH_TASK = -1
+"""What torch calls the task of a thread that runs no backward."""
 NAMESPACES = ("c10d", "_c10d_functional", "_dtensor")
 
 
@@ -63,6 +74,8 @@ class _Recorder(TorchDispatchMode):
     def __init__(self, found: list[Executed]) -> None:
         super().__init__()
         self._found = found
+        self._counted: list[tuple[int, torch.Tensor, torch.Tensor]] = []
+        """Where in `found`, the counts sent, and those received."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(t, DTensor) for t in types):
@@ -81,9 +94,31 @@ class _Recorder(TorchDispatchMode):
         if name in ("_allgather_base_", "_reduce_scatter_base_", "alltoall_base_"):
             output, given = _bytes(args[0]), _bytes(args[1])
             size = max(output, given) if kind is not Collective.ALL_TO_ALL else given
+        label = current_label()
+        buffers = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+        if label == COUNTS_LABEL:
+            self._counted.append((len(self._found), buffers[0], result))
         self._found.append(
-            Executed(collective=kind, bytes=size, ranks=_group_of(args), label=current_label())
+            Executed(
+                collective=kind,
+                bytes=size,
+                ranks=_group_of(args),
+                label=label,
+                backward=torch._C._current_graph_task_id() != NO_GRAPH_TASK,
+                row_bytes=_row_bytes(buffers[0]) if label in (ROWS_LABEL, IDS_LABEL) else 0,
+            )
         )
+
+    def count_rows(self) -> None:
+        """Read the counts that were exchanged: they are there once the exchanges are over."""
+        for index, sent, received in self._counted:
+            each = received.view(len(self._found[index].ranks), -1).sum(1)
+            rows = (int(sent.sum()), *each.tolist())
+            self._found[index] = replace(self._found[index], rows=rows)
+
+
+def _row_bytes(rows: torch.Tensor) -> int:
+    return math.prod(rows.shape[1:]) * rows.element_size()
 
 
 def _bytes(values: Any) -> int:
@@ -109,10 +144,13 @@ def _group_of(args: Any) -> tuple[int, ...]:
 def record() -> Iterator[list[Executed]]:
     """Collect the collectives that run inside, forward and backward."""
     found: list[Executed] = []
-    with _Recorder(found):
+    recorder = _Recorder(found)
+    with recorder:
         yield found
+    recorder.count_rows()
 
 
+@cache
 def axes_of(ranks: tuple[int, ...], mesh: Mesh) -> str:
     """The mesh axes that a group of ranks runs along, or that hold it, joined by `+`; `?` for no such group.
 

@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_leaves
 from ..planner.errors import PlanError
 from .context import AXIS as CONTEXT
 from .context import names_of
-from .exchange import Way, exchanged_counts, route_of, sent_by_expert, shared_by_all
+from .exchange import IDS_LABEL, Way, exchanged_counts, route_of, sent_by_expert, shared_by_all
 from .layouts import shard_dim
 
 AXIS = "ep"
@@ -138,18 +138,18 @@ def grouped_product(
     """
     if offs is None or bias is not None or weight.ndim != 3:
         raise PlanError("experts over ep or tp run as grouped_mm(rows, weights, offs=...), without a bias")
-    sent_out = x if isinstance(x, Dispatched) else dispatched(x, offs, weight)
     local = local_weight(weight, activations)
-    product = F.grouped_mm(_rows(sent_out), local, offs=sent_out.ends, out_dtype=out_dtype)
+    sent_out = x if isinstance(x, Dispatched) else dispatched(x, offs, weight, local.dtype)
+    product = F.grouped_mm(_rows(sent_out).to(local.dtype), local, offs=sent_out.ends, out_dtype=out_dtype)
     return _like(product, sent_out)
 
 
-def dispatched(x: Tensor, ends: Tensor, weight: DTensor) -> Dispatched:
-    """Rows sorted by expert, with their experts. The same rows and ends are sent once."""
+def dispatched(x: Tensor, ends: Tensor, weight: DTensor, dtype: torch.dtype) -> Dispatched:
+    """Rows sorted by expert, with their experts, in the dtype of their product. The same are sent once."""
     remembered = _LAST.get("rows")
     if remembered is not None and remembered[0] is x and remembered[1] is ends:
         return remembered[2]
-    rows, local_ends, ways = x, ends, []
+    rows, local_ends, ways = x.to(dtype), ends, []
     for axis, placed in zip(names_of(weight.device_mesh), weight.placements, strict=True):
         if weight.device_mesh[axis].size() > 1:
             way = sent_by_expert if shard_dim(placed) == 0 else shared_by_all
@@ -202,7 +202,7 @@ def lookup(
     order = owner.argsort(stable=True)
     sent = torch.bincount(owner, minlength=mesh.size()).unsqueeze(1)
     route = route_of(sent, exchanged_counts(sent, mesh), mesh)
-    wanted = route.there(flat[order]) - mesh.get_local_rank() * rows
+    wanted = route.there(flat[order], IDS_LABEL) - mesh.get_local_rank() * rows
     if split_rows > 1:
         vectors = _own_rows(wanted - weight.device_mesh.get_local_rank("tp") * table.shape[0], table)
     else:

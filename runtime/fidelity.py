@@ -1,45 +1,41 @@
-"""Planned and executed collectives side by side.
+"""Planned and executed collectives side by side, exactly, on every rank.
 
-In: a plan and what one rank executed in one step (`executed.record`). Out: one row per planned label
-and one for everything that no label covers. Conversions of activations must agree in count and bytes;
-gradient and parameter traffic, which torch does block by block, in total bytes.
+In: a plan and what all ranks executed in one step (`executed.record`). Out: one row per planned label and
+one for everything that no label covers. A row agrees when every rank ran it exactly as often, and with
+exactly as many bytes, as the plan says, or as follows from the plan by a stated rule (`expected`,
+`expected_data`, `expected_rows`). Nothing may be missing, and nothing may run that is not expected.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..planner.layout import Collective
 from ..planner.plan import Plan
 from ..planner.schedule import stages_of
+from .amounts import NOTHING, Amount, Expected, Key
 from .attention import LABEL as OPERANDS
-from .check import is_routed, reduces_once, runs_layers_again, syncs_every_microbatch, unstated
-from .context import AXIS as CONTEXT
-from .context import LABEL as KEYS_AND_VALUES
-from .exchange import COUNTS_LABEL
-from .exchange import ROWS_LABEL as ROUTED
+from .check import unstated
+from .data import SPARSE_LABEL
+from .exchange import ROWS_LABEL
 from .executed import Executed, axes_of
-from .gradients import NORM_LABEL, REPLICATED_LABEL
-from .labels import LOSS_LABEL
+from .expected import NUMBER_BYTES, STAGES, expected
+from .expected_data import DATA, DATA_AXES, wraps
+from .expected_rows import LABELS as ROWS_LABELS
+from .expected_rows import rows
+from .gradients import REPLICATED_LABEL
+from .labels import GRADIENT, LOSS_LABEL
 from .loss import LABEL as INSIDE_LOSS
-from .ties import LABEL as TIED_LABEL
 
-PADDING = 0.02
-"""FSDP pads uneven shards: by how much its traffic may exceed the parameters' own bytes."""
-GRADIENT = " (gradient)"
-"""How labels end in backward, where a gradient may come in the layout that DTensor gave an operation."""
-GREETING_BYTES = 4
-"""Pipelining's first step begins with a message of one number between neighbours."""
-STAGES = "activations between stages"
-DATA = "parameters and gradients"
-BOOKKEEPING = {LOSS_LABEL, COUNTS_LABEL}
-"""Small collectives that no plan prices: averaging the printed loss, counts of rows per rank."""
+ROUNDING = 1e-9
+"""Relative: bytes of plans are floats. A byte in a gigabyte is more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One kind of collective of one step on one rank."""
+    """One kind of collective of one step; amounts are of the rank that moves most."""
 
     label: str
     collective: Collective
@@ -50,125 +46,128 @@ class Row:
     """All executions together."""
     executed_bytes: float
     agrees: bool
+    """Whether every rank ran exactly what it had to, and the plan's row is what its parameters make of it."""
     as_often: bool
-    """Whether it ran as often as planned, whatever its bytes."""
+    """The same of counts alone."""
+    rule: str
+    """In words, by what rule what runs differs from what is priced."""
     announced: bool
-    """Whether `check.differences` tells of it."""
-
-
-Key = tuple[str, Collective, str]
+    """Whether it is one of the conversions that `check.differences` leaves to DTensor."""
 
 
 def compare(plan: Plan, executed: Sequence[Sequence[Executed]]) -> tuple[Row, ...]:
-    """Rows for the busiest of some ranks, as plans count (pipeline stages run different collectives)."""
-    planned: dict[Key, tuple[float, float]] = {}
-    for c in plan.communications:
-        routed = is_routed(plan, c.label)
-        key = (ROUTED if routed else _grouped(c.label, c.collective, c.axis), c.collective, c.axis)
-        count = _messages(plan) if c.collective is Collective.SEND_RECV else c.count
-        _add(planned, key, count, count * c.bytes)
-    done: dict[Key, tuple[float, float]] = {}
-    for rank in executed:
-        for key, found in _sums(plan, rank).items():
-            done[key] = max(found, done.get(key, (0, 0.0)), key=lambda amounts: amounts[1])
-    return tuple(_rows(plan, planned, done))
+    """Rows for what all ranks ran, in the order of ranks."""
+    stages = [plan.mesh.coordinates(rank)["pp"] for rank in range(len(executed))]
+    found = [_sums(plan, rank) for rank in executed]
+    wanted: list[dict[Key, Expected]] = [expected(plan, stage) for stage in stages]
+    for stage in dict.fromkeys(stages):
+        here = [rank for rank, at in enumerate(stages) if at == stage]
+        for rank, exchanges in zip(here, rows(plan, stage, [executed[r] for r in here]), strict=True):
+            wanted[rank] |= {key: needed for key, (needed, _) in exchanges.items()}
+            found[rank] |= {key: done for key, (_, done) in exchanges.items()}
+    checks = [
+        _checked(plan, stage, needed, done) for stage, needed, done in zip(stages, wanted, found, strict=True)
+    ]
+    excused = _left_to_dtensor(plan)
+    keys = dict.fromkeys(key for check in checks for key in check)
+    return tuple(_row(key, [c[key] for c in checks if key in c], excused) for key in keys)
 
 
 def counts_agree(row: Row) -> bool:
-    """Agreement where bytes cannot be compared: what runs, and along tp how often.
-
-    A plan for another dtype or for more data ranks has other bytes.
-    """
-    if row.axis == "tp" and row.planned_count and row.executed_count:
-        return row.agrees or row.as_often
-    return bool(row.planned_count) == bool(row.executed_count)
+    """Agreement where bytes cannot be compared: a plan for another dtype or size has other bytes."""
+    return row.as_often
 
 
-def _messages(plan: Plan) -> float:
-    """Sends and receives of the busiest rank in a step; a plan prices one border for each of its stages."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Check:
+    """One kind of collective on one rank."""
+
+    expected: Expected
+    done: Amount
+    as_often: bool
+    agrees: bool
+
+
+def _row(key: Key, checks: Sequence[_Check], excused: frozenset[str]) -> Row:
+    label, collective, axis = key
+    busiest = max(checks, key=lambda check: (check.done.bytes, check.expected.planned.bytes))
+    left = axis == "tp" and bool(excused)
+    unplanned = left and not busiest.expected.planned.count and label.endswith(GRADIENT)
+    return Row(
+        label=label or "no label",
+        collective=collective,
+        axis=axis,
+        planned_count=busiest.expected.planned.count,
+        executed_count=int(busiest.done.count),
+        planned_bytes=busiest.expected.planned.bytes,
+        executed_bytes=busiest.done.bytes,
+        agrees=all(check.agrees for check in checks),
+        as_often=all(check.as_often for check in checks),
+        rule=busiest.expected.rule,
+        announced=left and (label in excused or unplanned),
+    )
+
+
+def _checked(
+    plan: Plan, stage: int, wanted: Mapping[Key, Expected], found: Mapping[Key, Amount]
+) -> dict[Key, _Check]:
+    checks = {}
+    for key in dict.fromkeys((*wanted, *found)):
+        needed, done = wanted.get(key, Expected(planned=NOTHING, runs=NOTHING)), found.get(key, NOTHING)
+        runs = needed.runs
+        if key[0] == LOSS_LABEL:
+            runs = _with_rows_of_loss(plan, stage, key, runs, done)
+        routed = key[0].startswith(ROWS_LABEL)  # the router says how many bytes run, the plan how often
+        as_often = done.count == runs.count == (needed.planned if routed else runs).count
+        same = math.isclose(done.bytes, runs.bytes, rel_tol=ROUNDING)
+        checks[key] = _Check(
+            expected=needed, done=done, as_often=as_often, agrees=as_often and same and needed.sound
+        )
+    return checks
+
+
+def _with_rows_of_loss(plan: Plan, stage: int, key: Key, runs: Amount, done: Amount) -> Amount:
+    """Where ranks of cp or tp each have rows of the logits, they add up one number for every microbatch."""
+    more = runs + Amount(plan.num_microbatches, NUMBER_BYTES * plan.num_microbatches)
+    split = key[2] in ("cp", "tp") and done.count == more.count
+    return more if split and _holds_loss(plan, stage) else runs
+
+
+def _holds_loss(plan: Plan, rank: int) -> bool:
     mesh, v = plan.mesh, plan.virtual_stages
-    rank_of = {
-        stage: rank
-        for rank in range(mesh.pp)
-        for stage in stages_of(plan.schedule, pp=mesh.pp, virtual_stages=v, rank=rank)
-    }
-    borders = [(rank_of[stage], rank_of[stage + 1]) for stage in range(mesh.pp * v - 1)]
-    busiest = max(sum((a == rank) != (b == rank) for a, b in borders) for rank in range(mesh.pp))
-    return 2 * plan.num_microbatches * busiest
+    return mesh.pp == 1 or mesh.pp * v - 1 in stages_of(
+        plan.schedule, pp=mesh.pp, virtual_stages=v, rank=rank
+    )
 
 
-def _sums(plan: Plan, executed: Sequence[Executed]) -> dict[Key, tuple[float, float]]:
-    found: dict[Key, tuple[float, float]] = {}
+def _sums(plan: Plan, executed: Sequence[Executed]) -> dict[Key, Amount]:
+    """What a rank ran, but for rows of experts and tables."""
+    found: dict[Key, Amount] = {}
     for e in executed:
-        axis = axes_of(e.ranks, plan.mesh)
-        greeting = e.collective is Collective.SEND_RECV and e.bytes <= GREETING_BYTES
-        if e.label not in BOOKKEEPING and axis and not greeting:
-            _add(found, (_grouped(e.label, e.collective, axis), e.collective, axis), 1, e.bytes)
+        key = _key(plan, e)
+        if key is not None:
+            found[key] = found.get(key, NOTHING) + Amount(1, e.bytes)
     return found
 
 
-def _add(table: dict[Key, tuple[float, float]], key: Key, count: float, nbytes: float) -> None:
-    before = table.get(key, (0.0, 0.0))
-    table[key] = (before[0] + count, before[1] + nbytes)
+def _key(plan: Plan, e: Executed) -> Key | None:
+    """What it is compared as; None for what is no communication, and for rows (see `expected_rows`)."""
+    axis = axes_of(e.ranks, plan.mesh)
+    if not axis or e.label in ROWS_LABELS:
+        return None
+    if e.collective is Collective.SEND_RECV:
+        return None if e.bytes <= NUMBER_BYTES else (STAGES, e.collective, axis)
+    if e.label == SPARSE_LABEL or (not e.label and set(axis.split("+")) <= set(DATA_AXES)):
+        return DATA, e.collective, axis
+    if not e.label and axis == "tp" and e.collective is Collective.ALL_REDUCE and wraps(plan):
+        return REPLICATED_LABEL, e.collective, axis
+    return e.label, e.collective, axis
 
 
-def _grouped(label: str, collective: Collective, axis: str) -> str:
-    """What torch runs block by block has no label of its own and is compared as a whole."""
-    if collective is Collective.SEND_RECV:
-        return STAGES
-    if label in (NORM_LABEL, REPLICATED_LABEL, TIED_LABEL, ROUTED):
-        return label
-    if axis == CONTEXT and (label.startswith(KEYS_AND_VALUES) or "->" in label):
-        return KEYS_AND_VALUES
-    if axis == "tp":
-        return REPLICATED_LABEL if collective is Collective.ALL_REDUCE and not label else label
-    return ROUTED if collective is Collective.ALL_TO_ALL else DATA
-
-
-def _rows(
-    plan: Plan, planned: dict[Key, tuple[float, float]], done: dict[Key, tuple[float, float]]
-) -> Iterator[Row]:
-    off_border = frozenset(unstated(plan))
-    again, once = runs_layers_again(plan), reduces_once(plan)
-    instead = ("", INSIDE_LOSS, OPERANDS) if off_border else ()
-    after_dtensor = {r.label for r in plan.reshards if off_border and r.side == "input"}
-    once_entered = _share(plan)
-    for key in dict.fromkeys((*planned, *done)):
-        label, collective, axis = key
-        (planned_count, planned_bytes), (count, nbytes) = planned.get(key, (0, 0)), done.get(key, (0, 0))
-        yield Row(
-            label=label or "no label",
-            collective=collective,
-            axis=axis,
-            planned_count=planned_count,
-            executed_count=int(count),
-            planned_bytes=planned_bytes,
-            executed_bytes=nbytes,
-            announced=(axis == "tp" and (label in off_border or label in instead))
-            or (axis == "tp" and bool(off_border) and label.endswith(GRADIENT) and not planned_count)
-            or (axis == "tp" and label in after_dtensor and count < planned_count)
-            or (label == REPLICATED_LABEL and bool(off_border) and nbytes > planned_bytes)  # it has no label
-            or (once and label == DATA)
-            or (again and label not in (DATA, STAGES) and 0 < planned_count < count)
-            or (label == REPLICATED_LABEL and syncs_every_microbatch(plan))
-            or (label == KEYS_AND_VALUES and planned_count <= count and nbytes <= planned_bytes),
-            agrees=_agree(label, (planned_count, planned_bytes), (count, nbytes))
-            or (planned_count * once_entered, planned_bytes * once_entered) == (count, nbytes),
-            as_often=count in (planned_count, planned_count * once_entered),
-        )
-
-
-def _share(plan: Plan) -> float:
-    """How much oftener than priced, a share of every layer, the first stage runs what enters the first."""
-    layers = [stage.layers for stage in plan.stages]
-    return sum(layers) / max(layers) if plan.mesh.pp > 1 and sum(layers) else 1.0
-
-
-def _agree(label: str, planned: tuple[float, float], done: tuple[float, float]) -> bool:
-    if label == ROUTED:  # how many rows go where is the router's choice
-        return planned[0] == done[0]
-    if label == DATA:
-        return abs(done[1] - planned[1]) <= PADDING * planned[1]
-    if label == REPLICATED_LABEL:
-        return planned[1] == done[1]
-    return planned == done
+def _left_to_dtensor(plan: Plan) -> frozenset[str]:
+    """Labels along tp that DTensor decides on, in plans that convert between operations."""
+    labels = unstated(plan)
+    if not labels:
+        return frozenset()
+    after_dtensor = {r.label for r in plan.reshards if r.side == "input"}
+    return frozenset({*labels, *after_dtensor, "no label", "", INSIDE_LOSS, OPERANDS, REPLICATED_LABEL})

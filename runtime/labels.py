@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+GRADIENT = " (gradient)"
+"""How labels of what backward runs end."""
 LOSS_LABEL = "mean of the loss"
 _CURRENT: ContextVar[str] = ContextVar("label", default="")
 

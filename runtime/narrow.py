@@ -18,8 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from ..planner.cost import Communication
 from ..planner.plan import ParameterPlacement, Plan
 from ..planner.schedule import illegality
+from .expected_data import is_data, syncs
 from .gradients import NORM_LABEL, REPLICATED_LABEL
 from .names import matches
 from .ties import LABEL as TIED_LABEL
@@ -190,13 +192,23 @@ def _short(plan: Plan) -> Plan:
     fewer = [n for n in range(min(2, before), before) if before % n == 0 and _allows(plan, n)]
     count = fewer[0] if fewer else before
     communications = tuple(
-        c if c.axis != "tp" or c.label in ONCE_A_STEP else replace(c, count=c.count * count / before)
-        for c in plan.communications
+        c if _is_once(plan, c.label) else _less_often(c, count / before) for c in plan.communications
     )
     length = min(plan.job.seq_len, 2 * TOKENS_PER_RANK * mesh.cp * mesh.tp)
     return replace(
         plan, num_microbatches=count, communications=communications, job=replace(plan.job, seq_len=length)
     )
+
+
+def _is_once(plan: Plan, label: str) -> bool:
+    """Whether it happens once a step, however many microbatches there are."""
+    return label in ONCE_A_STEP or (is_data(label) and syncs(plan) == 1)
+
+
+def _less_often(c: Communication, share: float) -> Communication:
+    """What every microbatch does, for fewer of them."""
+    by_stage = tuple((count * share, again * share, nbytes) for count, again, nbytes in c.by_stage)
+    return replace(c, count=c.count * share, again=c.again * share, by_stage=by_stage)
 
 
 def _allows(plan: Plan, microbatches: int) -> bool:

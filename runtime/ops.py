@@ -26,7 +26,7 @@ from ..planner.errors import PlanError
 from .attention import attention
 from .context import cut_tokens, has_context
 from .embedding import split_lookup
-from .experts import grouped_product, is_sparse, lookup
+from .experts import COMPUTE_DTYPE, grouped_product, is_sparse, lookup
 from .fused import chunk_pieces, split_pieces, unbind_whole_dim, unflatten_fused, view_fused
 from .layouts import shard_dim
 from .linear import split_addmm, split_convolution, split_linear
@@ -87,7 +87,11 @@ def _outside(func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         raise PlanError(
             f"{name} reads a weight that is split over ep; only grouped_mm and embedding can do so"
         )
-    return func(*args, **kwargs)
+    result = func(*args, **kwargs)
+    for weight in args:
+        if isinstance(result, Tensor) and hasattr(weight, COMPUTE_DTYPE):  # a view computes in the same dtype
+            setattr(result, COMPUTE_DTYPE, getattr(weight, COMPUTE_DTYPE))
+    return result
 
 
 def split_cross_entropy(

@@ -49,7 +49,7 @@ class Verdict:
     step_error: float
     """The largest of any parameter after one clipped AdamW step."""
     collectives: tuple[Row, ...]
-    """Of the busiest rank."""
+    """Compared on every rank; the amounts are the busiest one's."""
     same_order: bool
     """Whether all ranks of each group ran its collectives in the same order."""
     differences: tuple[str, ...]

@@ -140,6 +140,7 @@ TPPLAN = Framework(
     computes_with_copies=True,
     reduces_in_own_pool=True,
     converts_parameters=False,
+    converts_on_borders=True,
     sums_tied_shards=True,
     follows_tensors=True,
     routes_own_tokens=True,
@@ -154,6 +155,7 @@ TPPLAN = Framework(
         "recomputes_in_one_part: runtime/handover.py. "
         "recompute_stops_early, runs_selective_once: torch.utils.checkpoint without reentrance. "
         "converts_parameters: a parameter has one layout, and is read in it. "
+        "converts_on_borders: runtime/moves.py. "
         "sums_tied_shards: runtime/ties.py, after gradients were reduce-scattered. "
         "routes_own_tokens: runtime/routed.py"
     ),

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..borders import Borders
 from ..cost import Estimate, Work
 from ..estimate.op_work import Sizes, backward_work, extent, forward_work, operand_bytes, saved_bytes
-from ..graph import Edge, Graph, Op
+from ..graph import Edge, Graph, Op, Operand
 from ..layout import Collective, Placement, Replicate
 from ..routed import routed_ops
 from ..rules.choices import (
@@ -29,7 +30,7 @@ from ..rules.choices import (
     matrix_labels,
 )
 from .choice_graph import Assignment, ChoiceGraph, solve
-from .conversions import COLLECTIVES, Conversions, End, Matrix, connect, pairs, wanted
+from .conversions import ANYWHERE, COLLECTIVES, Conversions, End, Matrix, Stated, connect, pairs, wanted
 
 REPEATED = ("whole", "partial")
 """Choices under which every rank does all of an op's work."""
@@ -70,6 +71,8 @@ class Axis:
     """Whether a product with a weight may run whole on every rank; else it is split wherever it can be."""
     routes_own_tokens: bool = False
     """Whether modules that route tokens to experts run on each rank's own part of the sequences."""
+    converts_on_borders: bool = False
+    """Whether layouts change only where modules begin and end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +123,20 @@ def imbalance(op: Op, choice: Choice, degree: int) -> float:
     return 2.0 - 1.0 / degree if choice.kind == "split" and choice.label in op.causal else 1.0
 
 
+def _cut_along_sequence(op: Op, sizes: Sizes) -> frozenset[str]:
+    """Labels of the sequence that another axis has cut."""
+    return frozenset(d.label for d in op.dims if d.name == SEQUENCE and sizes[d.label] < d.size)
+
+
+def _shares_a_dim(op: Op, choice: Choice, cut: frozenset[str]) -> bool:
+    """Whether it cuts a dim of several factors, as rows of batch and sequence, that is cut already."""
+    return any(
+        len(axis) > 1 and choice.label in axis and cut.intersection(axis)
+        for operand in (*op.reads, *op.writes)
+        for axis in operand.axes
+    )
+
+
 def _storage_price(op: Op, local: Sizes) -> float:
     """Next to nothing for each byte of a parameter: of layouts that cost the same the smallest is stored."""
     return STORED_SECONDS_PER_BYTE * sum(operand_bytes(r, local) for r in op.reads if r.kind == "parameter")
@@ -140,6 +157,7 @@ class AxisProblem:
         }
         self._routed = routed_ops(graph) if axis.routes_own_tokens else frozenset()
         self._experts = self._held_experts()
+        self._borders = Borders(graph) if axis.converts_on_borders else None
         self.choices = {key: self._choices_of(key, op) for key, op in self.ops.items()}
         self.problem = ChoiceGraph()
         self.nodes: dict[OpKey, int] = {}
@@ -150,12 +168,14 @@ class AxisProblem:
         axis, sizes = self.axis, self.sizes[key]
         even = tuple(size >= axis.degree and size % axis.degree == 0 for size in sizes.values())
         routed = self._experts if key in self._routed else ""
-        policy = (axis.name, axis.degree == 1, axis.splits_residual, axis.repeats_products, routed)
+        cut = _cut_along_sequence(op, sizes) if axis.converts_on_borders else frozenset()
+        policy = (axis.name, axis.degree == 1, axis.splits_residual, axis.repeats_products, routed, cut)
 
         def make() -> tuple[Choice, ...]:
             tables = self.graph.table_fqns
             found = choices(op, axis=axis.name, degree=axis.degree, sizes=sizes, tables=tables, routed=routed)
-            return found if routed else self._allowed(op, found)
+            apart = tuple(c for c in found if not _shares_a_dim(op, c, cut))
+            return found if routed else self._allowed(op, apart)
 
         return self._known.choices((key, policy, even), make)
 
@@ -267,7 +287,21 @@ class AxisProblem:
         sources = [choice.writes[write] for choice in self.choices[producer]]
         made = (self.choices[producer], write)
         consumers = [(consumer[:2], consumer[2]) for consumer in edge.consumers]
-        self._connect(self.nodes[producer], sources, made, consumers, edge.count)
+        self._connect(self.nodes[producer], sources, made, consumers, edge.count, self._stated(edge))
+
+    def _stated(self, edge: Edge) -> Stated:
+        """Who may convert the tensor."""
+        if self._borders is None or self._read(edge.consumers[0]).kind == "parameter":
+            return ANYWHERE
+        return Stated(
+            together=self._borders.stated_together(edge),
+            by=self._borders.stated_by(edge),
+            never=self._borders.never_stated(edge),
+        )
+
+    def _read(self, consumer: tuple[str, int, int]) -> Operand:
+        block, op, read = consumer
+        return self.ops[block, op].reads[read]
 
     def _bytes(self, key: OpKey, read: int) -> float:
         return operand_bytes(self.ops[key].reads[read], self.sizes[key])
@@ -279,9 +313,11 @@ class AxisProblem:
         made: End | None,
         consumers: list[tuple[OpKey, int]],
         count: float,
+        stated: Stated = ANYWHERE,
     ) -> None:
         """Tie a producer to its consumers."""
-        found = self._known.between(sources, made, [(self.choices[key], read) for key, read in consumers])
+        ends = [(self.choices[key], read) for key, read in consumers]
+        found = self._known.between(sources, made, ends, stated)
         prices = count * self._prices(self._bytes(*consumers[0]))
         connect(self.problem, node, [self.nodes[key] for key, _ in consumers], found, prices)
 

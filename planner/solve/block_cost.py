@@ -15,11 +15,11 @@ from ..cost import BlockCost, Communication, Estimate, Live, Origin, ParameterGr
 from ..estimate.live import live
 from ..estimate.op_work import Sizes, backward_work, extent, forward_work, operand_bytes, saved_bytes
 from ..graph import DTYPE_BYTES, Block, Edge, Graph, Operand, Value
-from ..layout import Collective, Partial, Replicate, Shard
+from ..layout import Collective, Replicate, Shard
 from ..profile import Framework
 from .axis import Axis, imbalance
 from .rerun import SELECTIVE, Kept
-from .reshards import Reshard, distinct_share, reshards_along
+from .reshards import Reshard, distinct_share, partial_gradients, reshards_along
 
 if TYPE_CHECKING:
     from .intra_op import Splits
@@ -98,7 +98,8 @@ class _Block:
         forward_comm = tuple(self._communication(r) for r in self.reshards if not r.backward)
         backward_comm = tuple(self._communication(r) for r in self.reshards if r.backward)
         regather = tuple(self._communication(r) for r in self._gathered_again())
-        saved, extra_s, extra_comm_s = self._recompute(forward_s, forward_comm)
+        again = self._again()
+        saved, extra_s, extra_comm_s = self._recompute(forward_s, forward_comm, again)
         return BlockCost(
             name=self.block.name,
             forward_s=forward_s,
@@ -107,6 +108,7 @@ class _Block:
             backward_comm=(*backward_comm, *regather),
             saved_bytes=saved,
             recompute_s=extra_s,
+            again=again,
             recompute_comm_s=extra_comm_s,
             working_bytes=self._working_bytes(),
             loss_bytes=self._loss_bytes(),
@@ -220,16 +222,27 @@ class _Block:
                 backward=True,
                 label=f"{r.label}, gathered again",
                 consumers=r.consumers,
+                first=r.first,
             )
             for r in again.values()
         ]
 
+    def _again(self) -> frozenset[int]:
+        """Which forward collectives a block that is run again runs again: up to where running again ends.
+
+        Not what happens to a tensor before it enters the block.
+        """
+        forward = [r for r in self.reshards if not r.backward]
+        last = max((i for i, _ in self.kept), default=len(self.block.ops) - 1)
+        end = last if self.framework.recompute_stops_early else len(self.block.ops)
+        return frozenset(i for i, r in enumerate(forward) if r.count >= 1 and r.first <= end)
+
     def _recompute(
-        self, forward_s: float, forward_comm: tuple[Communication, ...]
+        self, forward_s: float, forward_comm: tuple[Communication, ...], again_comm: frozenset[int]
     ) -> tuple[dict[Recompute, float], dict[Recompute, float], dict[Recompute, float]]:
         held = self._held()
         everything = sum(self.kept.values())
-        comm_s = sum(c.seconds * c.count for c in forward_comm)
+        comm_s = sum(c.seconds * c.count for i, c in enumerate(forward_comm) if i in again_comm)
         saved = {Recompute.NONE: everything, Recompute.FULL: held.input_bytes}
         again_s = held.whole_s(forward_s)
         extra = {Recompute.NONE: 0.0, Recompute.FULL: again_s}
@@ -353,7 +366,7 @@ class _Block:
 
     def _parameters(self) -> list[ParameterGroup]:
         groups: dict[tuple, list[float]] = defaultdict(list)
-        partial = self._partial_gradients()
+        partial = partial_gradients(self.block, self.splits.tp)
         for value, tied in (*((v, False) for v in self.block.parameters), *((v, True) for v in self._tied())):
             over_tp = self.splits.tp.parameters.get(value.name, Replicate())
             over_ep = self.splits.ep.parameters.get(value.name, Replicate())
@@ -391,22 +404,6 @@ class _Block:
             v for block in self.graph.blocks.values() if block is not self.block for v in block.parameters
         )
         return [value for value in others if value.name in read - own]
-
-    def _partial_gradients(self) -> set[str]:
-        """Tensors of whose gradient the ranks of tp each hold a term; a view's term is its parameter's."""
-        found = {
-            read.tensor
-            for i, op in enumerate(self.block.ops)
-            for read, gradient in zip(
-                op.reads, self.splits.tp.choices[self.block.name, i].read_gradients, strict=True
-            )
-            if isinstance(gradient, Partial)
-        }
-        for op in reversed(self.block.ops):
-            view = bool(op.reads) and all(read.kind == "parameter" for read in op.reads)
-            if view and found.intersection(write.tensor for write in op.writes):
-                found.update(read.tensor for read in op.reads)
-        return found
 
     def _model_flops(self) -> float:
         return sum(

@@ -37,6 +37,21 @@ End = tuple[tuple[Choice, ...], int]
 """The choices of an op, and which of its operands the tensor is."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stated:
+    """Who may convert a tensor."""
+
+    together: bool
+    """Whether all consumers may share one conversion, into the one layout that all of them read."""
+    by: tuple[bool, ...] | None
+    """For each consumer whether it may convert what it reads; None: all may."""
+    never: frozenset[Placement] = frozenset()
+    """Layouts that nobody can convert from or into."""
+
+
+ANYWHERE = Stated(together=True, by=None)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pairs:
     """A tensor with one consumer."""
@@ -77,7 +92,11 @@ class Conversions:
         return self._choices[known]
 
     def between(
-        self, sources: Sequence[Placement], producer: End | None, consumers: list[End]
+        self,
+        sources: Sequence[Placement],
+        producer: End | None,
+        consumers: list[End],
+        stated: Stated = ANYWHERE,
     ) -> Pairs | Sets:
         """`Pairs` for one consumer, `Sets` for several.
 
@@ -85,10 +104,10 @@ class Conversions:
         consumers where that is None (a parameter is stored in any layout that one of them reads).
         """
         ends = [*([producer] if producer else []), *consumers]
-        key = (len(consumers), *((id(choices), operand) for choices, operand in ends))
+        key = (stated, len(consumers), *((id(choices), operand) for choices, operand in ends))
         if key not in self._found:  # the ends are kept, so that no other choices get their ids
             wants = [wanted(end) for end in consumers]
-            found = pairs(sources, wants[0]) if len(wants) == 1 else sets(sources, wants)
+            found = pairs(sources, wants[0], stated) if len(wants) == 1 else sets(sources, wants, stated)
             self._found[key] = (ends, found)
         return self._found[key][1]
 
@@ -112,22 +131,35 @@ def wanted(end: End) -> list[Want]:
     return [(choice.reads[read], choice.read_gradients[read]) for choice in choices]
 
 
-def pairs(sources: Sequence[Placement], wants: Sequence[Want]) -> Pairs:
+def pairs(sources: Sequence[Placement], wants: Sequence[Want], stated: Stated = ANYWHERE) -> Pairs:
     """Every source with every want."""
-    steps = np.array(
+    steps = _steps(sources, wants)
+    barred = steps[..., -1] > 0
+    if stated.by is not None:
+        may = np.array([[_may(source, want, stated) for want in wants] for source in sources])
+        barred |= steps.any(axis=-1) & ~(may & (stated.together or stated.by[0]))
+    return Pairs(counts=steps[..., :-1], barred=np.where(barred, np.inf, 0.0))
+
+
+def _may(source: Placement, want: Want, stated: Stated) -> bool:
+    return source not in stated.never and want[0] not in stated.never
+
+
+def _steps(sources: Sequence[Placement], wants: Sequence[Want]) -> Matrix:
+    """(source, want, collective), with a last column for what is impossible."""
+    return np.array(
         [[_step(source, want) + _step_back(source, want) for want in wants] for source in sources]
     )
-    return Pairs(counts=steps[..., :-1], barred=np.where(steps[..., -1] > 0, np.inf, 0.0))
 
 
-def sets(sources: Sequence[Placement], wants: Sequence[Sequence[Want]]) -> Sets:
+def sets(sources: Sequence[Placement], wants: Sequence[Sequence[Want]], stated: Stated = ANYWHERE) -> Sets:
     """Every source with every set of wants that is worth keeping: see `_worthwhile`."""
     distinct = list(dict.fromkeys(want for options in wants for want in options))
     kept = _subsets(len(distinct), min(MAX_LAYOUTS, len(wants)))
     states, counts = [], []
     for source in dict.fromkeys(sources):
         steps = _steps_of_sets(source, distinct, kept)
-        worth = _worthwhile(kept, steps)
+        worth = _worthwhile(kept, steps) if stated.by is None else np.flatnonzero(steps[:, -1] == 0)
         states += [(source, kept[i]) for i in worth]
         counts.append(steps[worth, :-1])
     made = np.array([[0.0 if source == s else np.inf for s, _ in states] for source in sources])
@@ -137,9 +169,31 @@ def sets(sources: Sequence[Placement], wants: Sequence[Sequence[Want]]) -> Sets:
         counts=np.concatenate(counts),
         sources=made.reshape(len(sources), len(states)),
         wants=tuple(
-            np.where(held[:, [position[want] for want in options]], 0.0, np.inf) for options in wants
+            np.where(
+                held[:, [position[want] for want in options]]
+                & ~barred[:, [position[want] for want in options]],
+                0.0,
+                np.inf,
+            )
+            for options, barred in zip(
+                wants, _unstated(states, distinct, held, stated, len(wants)), strict=True
+            )
         ),
     )
+
+
+def _unstated(
+    states: list, distinct: Sequence[Want], held: Matrix, stated: Stated, consumers: int
+) -> list[Matrix]:
+    """For each consumer which of `distinct` it cannot read in which state, as nobody may convert to it."""
+    none = np.zeros(held.shape, dtype=bool)
+    if stated.by is None:
+        return [none] * consumers
+    moves = _steps([source for source, _ in states], distinct).any(axis=-1)
+    targets = [{want[0] for want, has in zip(distinct, row, strict=True) if has} for _, row in states]
+    several = np.array([len(found) > 1 for found in targets]) | (not stated.together)
+    may = np.array([[_may(source, want, stated) for want in distinct] for source, _ in states])
+    return [moves & (~may | (several[:, None] & (not by))) for by in stated.by]
 
 
 def _subsets(items: int, most: int) -> Matrix:

@@ -253,6 +253,7 @@ class _Solver:
             splits_residual=self._sequence_parallel or name != "tp",
             converts_parameters=self._framework.converts_parameters,
             routes_own_tokens=self._framework.routes_own_tokens and name == "tp",
+            converts_on_borders=self._framework.converts_on_borders and name == "tp",
         )
 
     def _group_time(self, name: str, span: GroupSpan) -> Callable[[Collective, float], Estimate]:

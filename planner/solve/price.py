@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..cost import Communication, Origin, worst
+from ..cost import Communication, Origin, Recompute, worst
 from ..estimate.memory import Held, followed_memory, peak_bytes, stage_memory
 from ..estimate.step import BUBBLE, OVERHEAD, SEND_RECV, OncePerStep, Parts, once_per_step, pipeline_s
 from ..plan import Prediction, Stage, TimePart
@@ -73,7 +73,7 @@ def price_ranks(
     times = [time.origin for costed in distinct for time in costed.times.values()]
     origin = worst(*times, *(once.origin for once in onces))
     held = [*plan.ranks, *(plan.ranks[0] for _ in replicas)]
-    communications = _communications((*ranks, *replicas), held, onces)
+    communications = _communications((*ranks, *replicas), held, onces, stages=len(ranks))
     prediction = _prediction(
         problem,
         cluster,
@@ -170,36 +170,48 @@ def _microbatch_parts(costed: Costed, modes: Modes) -> Parts:
 
 
 def _communications(
-    ranks: Sequence[Costed], held: Sequence[Modes], onces: Sequence[OncePerStep]
+    ranks: Sequence[Costed], held: Sequence[Modes], onces: Sequence[OncePerStep], *, stages: int
 ) -> tuple[Communication, ...]:
-    """Every collective, with executions per step on the stage where it takes longest, largest total first."""
-    most: dict[tuple, list[Communication]] = {}
-    for costed, modes, once in zip(ranks, held, onces, strict=True):
-        here: dict[tuple, list[Communication]] = {}
-        for c in _on_stage(costed, modes, once):
-            here.setdefault((c.label, c.collective, c.axis), []).append(c)
-        for key, found in here.items():
-            most[key] = max(most.get(key, found), found, key=_total_s)
-    return tuple(sorted((c for found in most.values() for c in found), key=lambda c: -c.seconds * c.count))
+    """Every collective, with executions per step on the stage where it takes longest, largest total first.
+
+    The first `stages` of `ranks` are the pipeline's.
+    """
+    each = [_on_stage(*rank, first=i == 0) for i, rank in enumerate(zip(ranks, held, onces, strict=True))]
+    found = []
+    for key in dict.fromkeys(key for here in each for key in here):
+        most = max((here[key] for here in each if key in here), key=_total_s)
+        amounts = tuple(
+            (c.count, c.again, c.bytes) if (c := here.get(key)) else (0.0, 0.0, 0.0) for here in each[:stages]
+        )
+        found.append(replace(most, by_stage=amounts if len(set(amounts)) > 1 else ()))
+    return tuple(sorted(found, key=lambda c: -_total_s(c)))
 
 
-def _total_s(communications: Sequence[Communication]) -> float:
-    return sum(c.seconds * c.count for c in communications)
+def _total_s(c: Communication) -> float:
+    return c.seconds * c.count
 
 
-def _on_stage(costed: Costed, modes: Modes, once: OncePerStep) -> list[Communication]:
-    """Every collective of one stage, with executions per step."""
+def _on_stage(costed: Costed, modes: Modes, once: OncePerStep, *, first: bool) -> dict[tuple, Communication]:
+    """Every collective of one stage, with executions per step: by block class and place among its own, or by
+    what it is for."""
     m, v = costed.candidate.microbatches, costed.candidate.virtual_stages
     counts: dict[str, int] = {}
-    for name, n, _ in modes:
+    full: dict[str, int] = {}
+    for name, n, mode in modes:
         counts[name] = counts.get(name, 0) + n
-    inside = [
-        replace(c, count=c.count * n * m)
-        for name, n in counts.items()
-        for c in costed.times[name].communications
-    ]
+        full[name] = full.get(name, 0) + (n if mode is Recompute.FULL else 0)
+    found = {}
+    for name, n in counts.items():
+        total, again = costed.problem.counts.get(name, 1), costed.intra.blocks[name].again
+        for i, c in enumerate(costed.times[name].communications):
+            entering = total > 1 and math.isclose(
+                c.count * total, 1.0
+            )  # the first of several blocks, from outside
+            reruns = c.count * full[name] * m if i in again else 0.0
+            once_each = m * (float(first) if entering else c.count * n)
+            found[name, i] = replace(c, count=once_each + reruns, again=reruns)
     handover = [replace(costed.handover, count=2 * v * m)] if costed.handover else []
-    return [*inside, *handover, *once.communications]
+    return found | {(c.label, c.collective, c.axis): c for c in (*handover, *once.communications)}
 
 
 def _prediction(

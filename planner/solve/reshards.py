@@ -10,10 +10,10 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from ..estimate.op_work import Sizes, operand_bytes
-from ..graph import Edge, Graph, Op
-from ..layout import Collective, Placement, Replicate, Shard, conversion, gradient_needed
+from ..graph import Block, Edge, Graph, Op
+from ..layout import Collective, Partial, Placement, Replicate, Shard, conversion, gradient_needed
 from ..rules.choices import BATCH, SEQUENCE
-from .axis import AxisSolution, OpKey, inner_exchanges
+from .axis import AxisSolution, OpKey, inner_exchanges, local_sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +29,8 @@ class Reshard:
     label: str
     consumers: frozenset[tuple[int, int]]
     """(op, read) that need it."""
+    first: int
+    """The first op of its block that has to wait for it."""
     copies: float = 1.0
     """Rows per token, of rows sent to the experts that were picked."""
 
@@ -50,7 +52,10 @@ def reshards_along(
     found += _parameter_reshards(graph, solution, sizes)
     for key, choice in solution.choices.items():
         op = graph.blocks[key[0]].ops[key[1]]
-        for collective, nbytes, times, backward in inner_exchanges(op, choice, sizes[key], solution.degree):
+        local = sizes[key]
+        for later in inner:
+            local = local_sizes(op, later.choices[key], local, later.degree)
+        for collective, nbytes, times, backward in inner_exchanges(op, choice, local, solution.degree):
             found.append(
                 (
                     Reshard(
@@ -61,6 +66,7 @@ def reshards_along(
                         backward=backward,
                         label=f"inside {place(op)}",
                         consumers=frozenset(),
+                        first=key[1],
                     ),
                     key[0],
                 )
@@ -79,13 +85,34 @@ def _edge_reshards(
 ) -> list[Reshard]:
     source = solution.choices[edge.producer[:2]].writes[edge.producer[2]]
     label = edge_label(graph, edge)
-    made = _conversions(graph, solution, sizes, source, edge.consumers, count=count, ways=ways, label=label)
+    parts = ways * (repeats(graph, edge) if solution.axis == "cp" else 1)  # keys and values go as they were
+    made = _conversions(graph, solution, sizes, source, edge.consumers, count=count, ways=parts, label=label)
     block, op, read = edge.consumers[0]
     if graph.blocks[block].ops[op].reads[read].kind != "parameter":
         return made
     return [
         r for r in made if not (r.backward and isinstance(source, Replicate))
     ]  # summed as the parameter's
+
+
+def repeats(graph: Graph, edge: Edge) -> int:
+    """How often each element lies in a tensor that views made by repeating, as heads of grouped attention."""
+    block, index, write = edge.producer
+    ops = graph.blocks[block].ops
+    maker = {made.tensor: (op, made) for op in ops for made in op.writes}
+    tensor, times = ops[index].writes[write].tensor, 1
+    while tensor in maker:
+        op, made = maker[tensor]
+        activations = [read for read in op.reads if read.kind == "activation"]
+        if op.family != "view" or len(activations) != 1:
+            break
+        before, after = (
+            math.prod(op.size(d) for axis in o.axes for d in axis) for o in (activations[0], made)
+        )
+        if after < before:
+            break
+        times, tensor = times * (after // before), activations[0].tensor
+    return times
 
 
 def _parameter_reshards(
@@ -154,6 +181,7 @@ def _conversions(
                 backward=backward,
                 label=label,
                 consumers=frozenset(users),
+                first=min(op for op, _ in users),
                 copies=_copies(graph.blocks[block].ops[op], read, sizes[block, op]),
             )
         )
@@ -172,6 +200,21 @@ def _copies(op: Op, read: int, sizes: Sizes) -> float:
 def distinct_share(copies: float, units: int) -> float:
     """Distinct units over copies when each of `copies` picks one of `units` at random."""
     return units * (1 - (1 - 1 / units) ** copies) / copies
+
+
+def partial_gradients(block: Block, tp: AxisSolution) -> set[str]:
+    """Tensors of whose gradient the ranks of tp each hold a term; a view's term is its parameter's."""
+    found = {
+        read.tensor
+        for i, op in enumerate(block.ops)
+        for read, gradient in zip(op.reads, tp.choices[block.name, i].read_gradients, strict=True)
+        if isinstance(gradient, Partial)
+    }
+    for op in reversed(block.ops):
+        view = bool(op.reads) and all(read.kind == "parameter" for read in op.reads)
+        if view and found.intersection(write.tensor for write in op.writes):
+            found.update(read.tensor for read in op.reads)
+    return found
 
 
 def place(op: Op) -> str:

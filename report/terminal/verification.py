@@ -30,8 +30,10 @@ def _parts(verdict: Verdict) -> Iterator[RenderableType]:
     yield literal(f"largest relative error of a parameter after one step {verdict.step_error:.1e}")
     order = "the same on all ranks" if verdict.same_order else "DIFFERENT between ranks"
     yield literal(f"order of collectives: {order}")
-    yield Heading("Collectives of one step, planned and executed on the busiest rank")
+    yield Heading("Collectives of one step, planned and executed on the busiest rank, compared on all")
     yield _collectives(verdict)
+    for rule in dict.fromkeys(row.rule for row in verdict.collectives if row.agrees and row.rule):
+        yield literal(f"by rule: {rule}")
     for difference in verdict.differences:
         yield literal(f"known difference: {difference}")
 
@@ -63,5 +65,5 @@ def _amount(count: float, nbytes: float) -> Text:
 
 def _mark(row: Row) -> Text:
     if row.agrees:
-        return literal("as planned", "green")
+        return literal("by rule" if row.rule else "as planned", "green")
     return literal("known", "yellow") if row.announced else literal("differs", "red")

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import cases
 import held
 import peaks
 import pytest
 import torch
+import traced
 import zoo
 from combinations import EVERY, QUICK, Combination
 from pool import RankPool
 from tpplan.planner.plan import Plan
 from tpplan.runtime.api import auto_parallelize
 from tpplan.runtime.executed import Executed, record
-from tpplan.runtime.fidelity import compare, counts_agree
 from tpplan.runtime.gather import whole
 
 TOLERANCE = 1e-5
@@ -108,10 +108,8 @@ def check(combination: Combination, ranks: Ranks) -> None:
     holdings = [each.between for each in results]
     assert held.disagreements(plan, holdings, dtype=zoo.MODELS[combination.model].dtype) == []
     assert not followed or peaks.outside_band(plan, [each.fullest for each in results]) == []
-    rows = compare(plan, [each.executed for each in results])
-    if zoo.MODELS[combination.model].dtype != "fp32":  # planned in it, run in fp32
-        rows = tuple(replace(row, agrees=counts_agree(row)) for row in rows)
-    assert [row for row in rows if not row.agrees and not row.announced] == []
+    executed = [each.executed for each in results]
+    assert traced.disagreements(combination.model, plan, executed, ranks(combination.ranks)) == []
 
 
 @pytest.mark.parametrize("combination", QUICK, ids=str)
