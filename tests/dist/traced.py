@@ -27,7 +27,7 @@ def step(name: str, plan: Plan) -> list[Executed]:
 
 def disagreements(
     name: str, plan: Plan, executed: Sequence[Sequence[Executed]], pool: RankPool
-) -> list[object]:
+) -> Sequence[object]:
     """Rows that differ; where none does, what `mutations` could change unnoticed.
 
     `executed` is of fp32. A model that is planned in 16 bits runs another step in them: bytes are the plan's.
