@@ -31,8 +31,8 @@ DEFAULT_SCHEDULES = (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED)
 HSDP_FRAMEWORKS = ("torch", OWN_FRAMEWORK)
 """Frameworks whose sharding groups may be smaller than the data-parallel ranks (FSDP2's HYBRID_SHARD)."""
 SPARSE_ALONE = (OWN_FRAMEWORK,)
-"""Frameworks under which tp beside experts or tables is searched only when either is pinned: in full that takes
-ten times as long. Else it is tried near the best plan without (`tensor_beside_experts`)."""
+"""Frameworks under which tp beside experts or tables is searched only when either is pinned: in full that
+takes ten times as long. Else it is tried near the best plan without (`tensor_beside_experts`)."""
 FULL_PIPELINES = ("torch",)
 """Frameworks whose schedules with one stage a rank refuse fewer microbatches than stages (Schedule1F1B)."""
 PIPELINE_OR_TENSOR = ("deepspeed",)
