@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+PYTEST := $(BIN)/python -m pytest -q
+WORKERS := -n auto --maxprocesses 4
 MAKEFLAGS += --no-print-directory
 
 .PHONY: demo test slow check format lint types laws core docs readme golden clean
@@ -13,10 +15,10 @@ demo: $(READY)
 	@$(BIN)/tpplan suggest examples/llama3_8b.py --topology dgx-h100:8 --global-batch 512 --seq-len 8192
 
 test: $(READY)
-	@$(BIN)/python -m pytest -q -m "not slow" -n auto --maxprocesses 4
+	@$(PYTEST) $(WORKERS) -m "not slow"
 
 slow: $(READY)
-	@$(BIN)/python -m pytest -q -m slow
+	@$(PYTEST) -m slow
 
 check: format lint types laws core docs
 
@@ -30,10 +32,10 @@ types: $(READY)
 	@$(BIN)/basedpyright --level error
 
 laws: $(READY)
-	@$(BIN)/python -m pytest -q tests/core/test_laws.py
+	@$(PYTEST) tests/core/test_laws.py
 
 core: $(READY)
-	@$(BIN)/python -m pytest -q -n auto --maxprocesses 4 tests/core --ignore tests/core/test_laws.py
+	@$(PYTEST) $(WORKERS) tests/core --ignore tests/core/test_laws.py
 
 # Not --quiet: it would hide warnings from --strict. NO_MKDOCS_2_WARNING silences an advertisement.
 docs: $(READY)

@@ -28,7 +28,7 @@ def has_gradients(operand: Operand) -> bool:
     return operand.dtype.startswith(FLOATS)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Borders:
     """The borders of one graph."""
 
@@ -46,11 +46,10 @@ class Borders:
         return found
 
     @cached_property
-    def _stating(self) -> frozenset[str]:
-        """Modules that read parameters, and those that route."""
+    def _owners(self) -> frozenset[str]:
+        """Modules that read parameters."""
         ops = (op for block in self.graph.blocks.values() for op in block.ops)
-        owners = {op.module for op in ops if any(read.kind == "parameter" for read in op.reads)}
-        return frozenset(owners)
+        return frozenset(op.module for op in ops if any(read.kind == "parameter" for read in op.reads))
 
     @cached_property
     def _routing(self) -> frozenset[str]:
@@ -65,7 +64,7 @@ class Borders:
         ops = self.graph.blocks[block].ops
         module = ops[index].module
         inside = self._inside.get((block, module), [])
-        leaf = module in self._stating and all(ops[i].module == module for i in inside)
+        leaf = module in self._owners and all(ops[i].module == module for i in inside)
         return bool(module) and (leaf or module in self._routing) and index == inside[at]
 
     def begins(self, key: OpKey) -> bool:

@@ -23,7 +23,6 @@ from .planning import Asked, Prepared, plan_graph, plan_of, prepared
 from .problem import Outcome, Pricing
 from .profile import Job
 from .solve.explain import gib, seconds_in_words
-from .solve.intra_op import priced_again
 from .solve.mixed import Kind, MixedOutcome, MixedPlan, search_mixed
 from .topology import Cluster, Level, MixedTopology, Topology
 
@@ -101,7 +100,7 @@ def _kind(made: Prepared, part: Topology, link: Level) -> Kind:
             collective_time=joined.time,
             kernel_time=made.pricing.kernel_time,
         ),
-        again=priced_again(made.graph, made.topology, made.framework, made.prices),
+        again=made.intra.again,
     )
 
 

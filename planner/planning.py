@@ -102,7 +102,7 @@ class Prepared:
     """Its device at the clocks that it sustains."""
     framework: Framework
     problem: SearchProblem
-    prices: Prices
+    intra: IntraOp
     pricing: Pricing
     calibrated: Calibrated
     """The scales behind it, measured here or fitted on published runs."""
@@ -125,7 +125,7 @@ def prepared(graph: Graph, topology: Topology, job: Job) -> Prepared:
         topology=priced,
         framework=framework,
         problem=replace(search_problem(run, priced, job), framework=framework),
-        prices=prices,
+        intra=intra,
         pricing=Pricing(
             intra=intra,
             floor_s=intra.floor_s,

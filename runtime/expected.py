@@ -26,7 +26,7 @@ from .check import is_routed
 from .context import AXIS as CONTEXT
 from .context import LABEL as KEYS_AND_VALUES
 from .exchange import ROWS_LABEL
-from .expected_data import DATA, HALF_BYTES, data, held, is_data, local_numel, syncs, wraps
+from .expected_data import DATA, FULL_BYTES, HALF_BYTES, data, held, is_data, local_numel, syncs, wraps
 from .gradients import REPLICATED_LABEL
 from .labels import GRADIENT, LOSS_LABEL
 from .ties import LABEL as TIED_LABEL
@@ -34,8 +34,6 @@ from .ties import LABEL as TIED_LABEL
 STAGES = "activations between stages"
 NUMBER_BYTES = 4
 """One number in fp32: a loss, and the greeting with which torch's first pipeline step begins."""
-SYNC_BYTES = 4
-"""Of one element of a gradient that is summed once a step."""
 
 
 def planned(plan: Plan, stage: int) -> dict[Key, Amount]:
@@ -114,19 +112,19 @@ def _summed_over_tp(plan: Plan, stage: int, rows: Rows) -> Found:
     if plan.mesh.tp == 1 or not (mine or key in rows):
         return
     numel = sum(n * local_numel(plan, p) for p, n in mine)
-    runs, rule = Amount(1, SYNC_BYTES * numel), ""
+    runs, rule = Amount(1, FULL_BYTES * numel), ""
     if wraps(plan):
         times = syncs(plan)
         runs = Amount(times * sum(n for _, n in mine), times * _summed_bytes(plan) * numel)
         rule = "FSDP adds up each parameter by itself" + (", with every microbatch" if times > 1 else "")
     amount = rows.get(key, NOTHING)
-    yield key, Expected(planned=amount, runs=runs, rule=rule, sound=amount == Amount(1, SYNC_BYTES * numel))
+    yield key, Expected(planned=amount, runs=runs, rule=rule, sound=amount == Amount(1, FULL_BYTES * numel))
 
 
 def _summed_bytes(plan: Plan) -> int:
     """Of an element that FSDP adds up over tp: fp32 once several microbatches were, else as computed."""
     accumulated = plan.num_microbatches > syncs(plan)
-    return SYNC_BYTES if accumulated or plan.job.dtype == "fp32" else HALF_BYTES
+    return FULL_BYTES if accumulated or plan.job.dtype == "fp32" else HALF_BYTES
 
 
 def _tied(plan: Plan, stage: int, rows: Rows) -> Found:
@@ -144,7 +142,7 @@ def _tied(plan: Plan, stage: int, rows: Rows) -> Found:
         if plan.zero_stage
         else 1
     )
-    nbytes = SYNC_BYTES * sum(local_numel(plan, p) for p in tied) / ways
+    nbytes = FULL_BYTES * sum(local_numel(plan, p) for p in tied) / ways
     priced = max((planned(plan, s).get(key, NOTHING) for s in range(plan.mesh.pp)), key=lambda a: a.bytes)
     here = any(not classes[stage].isdisjoint(p.blocks) for p in tied)
     yield (

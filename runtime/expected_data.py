@@ -22,7 +22,7 @@ from .stages import list_path
 DATA = "parameters and gradients"
 DATA_AXES, REPLICA_AXES = ("dp", "cp", "ep"), ("dp", "cp")
 FULL_BYTES, HALF_BYTES = 4, 2
-"""Of an element in fp32, and in 16 bits. Gradients are reduced in fp32."""
+"""Of an element in fp32, and in 16 bits. Gradients are reduced, and summed once a step, in fp32."""
 
 
 def is_data(label: str) -> bool:

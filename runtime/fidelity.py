@@ -48,7 +48,7 @@ class Row:
     agrees: bool
     """Whether every rank ran exactly what it had to, and the plan's row is what its parameters make of it."""
     as_often: bool
-    """The same of counts alone."""
+    """The same of counts alone: a plan for another dtype or size has other bytes."""
     rule: str
     """In words, by what rule what runs differs from what is priced."""
     announced: bool
@@ -71,11 +71,6 @@ def compare(plan: Plan, executed: Sequence[Sequence[Executed]]) -> tuple[Row, ..
     excused = _left_to_dtensor(plan)
     keys = dict.fromkeys(key for check in checks for key in check)
     return tuple(_row(key, [c[key] for c in checks if key in c], excused) for key in keys)
-
-
-def counts_agree(row: Row) -> bool:
-    """Agreement where bytes cannot be compared: a plan for another dtype or size has other bytes."""
-    return row.as_often
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

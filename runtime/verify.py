@@ -21,7 +21,7 @@ from ..planner.plan import Plan
 from .api import auto_parallelize
 from .batch import call_of
 from .executed import Executed, record
-from .fidelity import Row, compare, counts_agree
+from .fidelity import Row, compare
 from .forked import on_ranks
 from .forward import LossFunction, own_loss
 from .gather import whole
@@ -172,7 +172,7 @@ def verify(model: nn.Module, batch: Any, plan: Plan, *, loss: LossFunction | Non
     expected = _alone(task)  # after the fork: autograd's threads do not survive one
     rows = compare(plan, [rank.executed for rank in found])
     if planned.job.dtype != "fp32" or (planned.mesh, planned.parameters) != (plan.mesh, plan.parameters):
-        rows = tuple(replace(row, agrees=counts_agree(row)) for row in rows)
+        rows = tuple(replace(row, agrees=row.as_often) for row in rows)
     name, gradient_error = _worst([f.gradients for f in found], expected.gradients)
     return Verdict(
         ranks=plan.mesh.devices,

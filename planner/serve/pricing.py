@@ -14,7 +14,7 @@ from ..estimate.collectives import CollectiveModel
 from ..estimate.engines import Engine, as_framework
 from ..graph import Graph
 from ..mesh import Mesh
-from ..solve.intra_op import IntraOp, Prices, Splits, after, priced_again, traced_sizes
+from ..solve.intra_op import IntraOp, Prices, Splits, after, traced_sizes
 from ..topology import Topology
 from .phases import Phase, in_phase
 
@@ -59,8 +59,8 @@ class Pricer:
         assert chosen is not None and isinstance(chosen.solution.splits, Splits)
         graph = in_phase(self._graph, phase, dtype=self._dtype)
         solution = replace(chosen.solution, splits=at_extents(chosen.solution.splits, graph, phase.sequences))
-        again = priced_again(graph, self._topology, self._framework, self._prices)
-        return Passing(graph=graph, solution=again(Mesh(ep=ep, tp=tp), solution))
+        solve = IntraOp(graph, self._topology, self._framework, self._prices)
+        return Passing(graph=graph, solution=solve.again(Mesh(ep=ep, tp=tp), solution))
 
 
 def at_extents(splits: Splits, graph: Graph, sequences: int) -> Splits:

@@ -71,8 +71,8 @@ class Axis:
     """Whether a product with a weight may run whole on every rank; else it is split wherever it can be."""
     routes_own_tokens: bool = False
     """Whether modules that route tokens to experts run on each rank's own part of the sequences."""
-    converts_on_borders: bool = False
-    """Whether layouts change only where modules begin and end."""
+    borders: Borders | None = None
+    """Where modules begin and end, if layouts change only there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +157,6 @@ class AxisProblem:
         }
         self._routed = routed_ops(graph) if axis.routes_own_tokens else frozenset()
         self._experts = self._held_experts()
-        self._borders = Borders(graph) if axis.converts_on_borders else None
         self.choices = {key: self._choices_of(key, op) for key, op in self.ops.items()}
         self.problem = ChoiceGraph()
         self.nodes: dict[OpKey, int] = {}
@@ -168,7 +167,7 @@ class AxisProblem:
         axis, sizes = self.axis, self.sizes[key]
         even = tuple(size >= axis.degree and size % axis.degree == 0 for size in sizes.values())
         routed = self._experts if key in self._routed else ""
-        cut = _cut_along_sequence(op, sizes) if axis.converts_on_borders else frozenset()
+        cut = _cut_along_sequence(op, sizes) if axis.borders else frozenset()
         policy = (axis.name, axis.degree == 1, axis.splits_residual, axis.repeats_products, routed, cut)
 
         def make() -> tuple[Choice, ...]:
@@ -291,13 +290,18 @@ class AxisProblem:
 
     def _stated(self, edge: Edge) -> Stated:
         """Who may convert the tensor."""
-        if self._borders is None or self._read(edge.consumers[0]).kind == "parameter":
+        borders = self.axis.borders
+        if borders is None or self._read(edge.consumers[0]).kind == "parameter":
             return ANYWHERE
-        return Stated(
-            together=self._borders.stated_together(edge),
-            by=self._borders.stated_by(edge),
-            never=self._borders.never_stated(edge),
-        )
+
+        def make() -> Stated:
+            return Stated(
+                together=borders.stated_together(edge),
+                by=borders.stated_by(edge),
+                never=borders.never_stated(edge),
+            )
+
+        return self._known.stated(edge, make)
 
     def _read(self, consumer: tuple[str, int, int]) -> Operand:
         block, op, read = consumer

@@ -16,6 +16,7 @@ from itertools import combinations
 
 import numpy as np
 
+from ..graph import Edge
 from ..layout import Collective, Placement, conversion, gradient_needed
 from ..rules.choices import Choice
 from .choice_graph import ChoiceGraph
@@ -84,12 +85,19 @@ class Conversions:
     def __init__(self) -> None:
         self._choices: dict[tuple, tuple[Choice, ...]] = {}
         self._found: dict[tuple, tuple[list[End], Pairs | Sets]] = {}
+        self._stated: dict[Edge, Stated] = {}
 
     def choices(self, known: tuple, make: Callable[[], tuple[Choice, ...]]) -> tuple[Choice, ...]:
         """The choices that `known` stands for: the same object every time."""
         if known not in self._choices:
             self._choices[known] = make()
         return self._choices[known]
+
+    def stated(self, edge: Edge, make: Callable[[], Stated]) -> Stated:
+        """Who may convert an edge's tensor."""
+        if edge not in self._stated:
+            self._stated[edge] = make()
+        return self._stated[edge]
 
     def between(
         self,
@@ -169,31 +177,25 @@ def sets(sources: Sequence[Placement], wants: Sequence[Sequence[Want]], stated: 
         counts=np.concatenate(counts),
         sources=made.reshape(len(sources), len(states)),
         wants=tuple(
-            np.where(
-                held[:, [position[want] for want in options]]
-                & ~barred[:, [position[want] for want in options]],
-                0.0,
-                np.inf,
-            )
-            for options, barred in zip(
-                wants, _unstated(states, distinct, held, stated, len(wants)), strict=True
+            np.where(legible[:, [position[want] for want in options]], 0.0, np.inf)
+            for options, legible in zip(
+                wants, _legible(states, distinct, held, stated, len(wants)), strict=True
             )
         ),
     )
 
 
-def _unstated(
+def _legible(
     states: list, distinct: Sequence[Want], held: Matrix, stated: Stated, consumers: int
 ) -> list[Matrix]:
-    """For each consumer which of `distinct` it cannot read in which state, as nobody may convert to it."""
-    none = np.zeros(held.shape, dtype=bool)
+    """For each consumer which of `distinct` it can read in which state: held, and reached where allowed."""
     if stated.by is None:
-        return [none] * consumers
+        return [held] * consumers
     moves = _steps([source for source, _ in states], distinct).any(axis=-1)
     targets = [{want[0] for want, has in zip(distinct, row, strict=True) if has} for _, row in states]
     several = np.array([len(found) > 1 for found in targets]) | (not stated.together)
     may = np.array([[_may(source, want, stated) for want in distinct] for source, _ in states])
-    return [moves & (~may | (several[:, None] & (not by))) for by in stated.by]
+    return [held & ~(moves & (~may | (several[:, None] & (not by)))) for by in stated.by]
 
 
 def _subsets(items: int, most: int) -> Matrix:

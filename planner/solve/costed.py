@@ -23,7 +23,7 @@ from ..estimate.memory import (
     transient_bytes,
     usable_bytes,
 )
-from ..estimate.moments import BOUNDARIES_IN_BACKWARD, most_alive, most_waiting
+from ..estimate.moments import BOUNDARIES_IN_BACKWARD, Reduced, most_alive, most_waiting
 from ..estimate.step import BlockTime, Setting, block_time, once_per_step, send_recv
 from ..layout import Collective
 from ..mesh import Mesh
@@ -131,15 +131,22 @@ class Costed:
         return max(self.intra.blocks[name].output_bytes for name in self._layers)
 
     @property
+    def reduces(self) -> Reduced:
+        """When a layer's gradients are reduced over data-parallel ranks."""
+        mesh = self.candidate.mesh
+        if mesh.pp > 1 or mesh.dp * mesh.cp * mesh.ep == 1:
+            return Reduced.AFTERWARDS
+        return Reduced.EACH if self.candidate.zero_stage >= REDUCES_EVERY_MICROBATCH else Reduced.LAST
+
+    @property
     def _root_bytes(self) -> float:
         """The buffer in which gradients outside layers are reduced, where tensors are followed.
 
         It stays into the next microbatch's backward if each is reduced; else it is made when no activation is
         left.
         """
-        mesh, zero = self.candidate.mesh, self.candidate.zero_stage
-        followed = self.problem.framework.follows_tensors
-        if mesh.pp > 1 or mesh.dp * mesh.cp * mesh.ep == 1 or not followed:
+        mesh = self.candidate.mesh
+        if self.reduces is Reduced.AFTERWARDS or not self.problem.framework.follows_tensors:
             return 0.0
         blocks = [(self.intra.blocks[name], n) for name, n in self.problem.counts.items()]
         numel = sum(
@@ -150,7 +157,7 @@ class Costed:
             if g.trainable and replicas(g, mesh) > 1
         )
         kept = sum(n * min(cost.saved_bytes.values()) for cost, n in blocks)
-        kept *= zero < REDUCES_EVERY_MICROBATCH
+        kept *= self.reduces is Reduced.LAST
         return max(0.0, numel * self.problem.framework.gradient_bytes - kept)
 
     @property
@@ -242,9 +249,7 @@ class Costed:
         cost, states = self.intra.blocks[name], self.states[name]
         if not self.problem.framework.follows_tensors:
             return transient_bytes(cost, states, mode)
-        mesh, zero = self.candidate.mesh, self.candidate.zero_stage
-        reduces = mesh.pp == 1 and mesh.dp * mesh.cp * mesh.ep > 1
-        copies = (1 + (zero >= REDUCES_EVERY_MICROBATCH)) * reduces
+        copies = {Reduced.AFTERWARDS: 0, Reduced.LAST: 1, Reduced.EACH: 2}[self.reduces]
         whole = sum(g.numel for g in cost.parameters if g.trainable) * self.problem.framework.gradient_bytes
         return states.gathered + most_alive(cost, mode) + copies * whole
 

@@ -10,9 +10,9 @@ from itertools import accumulate, groupby
 
 from ..cost import Recompute
 from ..estimate.memory import copies, keeps_gathered, replicas
-from ..estimate.moments import Fullest, Piece, Reduced, Run, fullest, moments
+from ..estimate.moments import Fullest, Piece, Run, fullest, moments
 from ..schedule import stages_of
-from .costed import REDUCES_EVERY_MICROBATCH, Costed
+from .costed import Costed
 from .intervals import Modes
 from .pieces import piece_layers
 
@@ -70,14 +70,7 @@ def pooled_bytes(costed: Costed, modes: Modes) -> float:
 
 def _piece(costed: Costed, blocks: Blocks, *, is_last: bool) -> Piece:
     runs = [_run(costed, name, mode, len(list(same))) for (name, mode), same in groupby(blocks)]
-    return Piece(runs=tuple(runs), handed=0.0 if is_last else costed.boundary_bytes, reduces=_reduces(costed))
-
-
-def _reduces(costed: Costed) -> Reduced:
-    mesh, zero = costed.candidate.mesh, costed.candidate.zero_stage
-    if mesh.pp > 1 or mesh.dp * mesh.cp * mesh.ep == 1:
-        return Reduced.AFTERWARDS
-    return Reduced.EACH if zero >= REDUCES_EVERY_MICROBATCH else Reduced.LAST
+    return Piece(runs=tuple(runs), handed=0.0 if is_last else costed.boundary_bytes, reduces=costed.reduces)
 
 
 def _run(costed: Costed, name: str, mode: Recompute, count: int) -> Run:

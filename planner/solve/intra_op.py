@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 
+from ..borders import Borders
 from ..cost import Estimate, IntraSolution, Origin, Work
 from ..errors import SolverError
 from ..estimate.op_work import Sizes
@@ -87,44 +88,33 @@ class IntraOp:
 
         self._solver = _Solver(graph, topology, framework, prices, work_time, sequence_parallel)
         self._topology, self._tied = topology, has_tied_parameters(graph)
-        self._frontier = cache(self._solved)
+        self._frontier = cache(self._solutions)
 
     def __call__(self, mesh: Mesh, micro_batch: int) -> tuple[IntraSolution, ...]:
         """The frontier, fastest first; empty when impossible."""
-        return self._frontier(*self._slice(mesh), micro_batch, self._tied and mesh.pp > 1)
+        return self._frontier(*self._slice(mesh), micro_batch, self._separates_tied(mesh))
+
+    def again(self, mesh: Mesh, solution: IntraSolution) -> IntraSolution:
+        """The splits of a solution, whatever they were found for, at this cluster's prices."""
+        assert isinstance(solution.splits, Splits)
+        pipelined = self._separates_tied(mesh)
+        return self._solver.solution(solution.splits, *self._slice(mesh), pipelined=pipelined)
 
     def floor_s(self, mesh: Mesh, micro_batch: int) -> float:
         """Seconds that any splits take, hidden communication taken off; 0 where nothing is known."""
         return self._solver.floor_s(*self._slice(mesh), micro_batch)
 
+    def _separates_tied(self, mesh: Mesh) -> bool:
+        return self._tied and mesh.pp > 1
+
     def _slice(self, mesh: Mesh) -> tuple[Degrees, Spans]:
         return (mesh.cp, mesh.ep, mesh.tp), spans_of(self._topology, mesh)
 
-    def _solved(
+    def _solutions(
         self, degrees: Degrees, spans: Spans, micro_batch: int, pipelined: bool
     ) -> tuple[IntraSolution, ...]:
         found = self._solver.splits(degrees, spans, micro_batch)
         return tuple(self._solver.solution(s, degrees, spans, pipelined=pipelined) for s, _ in found)
-
-
-def priced_again(
-    graph: Graph, topology: Topology, framework: Framework, prices: Prices
-) -> Callable[[Mesh, IntraSolution], IntraSolution]:
-    """A function (mesh, solution) -> the same splits at this cluster's prices."""
-
-    @cache
-    def work_time(work: Work) -> Estimate:
-        return prices.kernel_time(work, topology.device)
-
-    solver = _Solver(graph, topology, framework, prices, work_time, True)
-    tied = has_tied_parameters(graph)
-
-    def again(mesh: Mesh, solution: IntraSolution) -> IntraSolution:
-        assert isinstance(solution.splits, Splits)
-        degrees, pipelined = (mesh.cp, mesh.ep, mesh.tp), tied and mesh.pp > 1
-        return solver.solution(solution.splits, degrees, spans_of(topology, mesh), pipelined=pipelined)
-
-    return again
 
 
 def spans_of(topology: Topology, mesh: Mesh) -> Spans:
@@ -149,6 +139,7 @@ class _Solver:
         self._prices, self._work_time = prices, work_time
         self._sequence_parallel = sequence_parallel
         self._known = Conversions()
+        self._borders = Borders(graph) if framework.converts_on_borders else None
         self._weights = SECONDS_PER_BYTE if _keeps_anything(graph) else SECONDS_PER_BYTE[:1]
         self.splits = cache(self._splits)
         self._exchanges_s = cache(self._least_exchanges_s)
@@ -253,7 +244,7 @@ class _Solver:
             splits_residual=self._sequence_parallel or name != "tp",
             converts_parameters=self._framework.converts_parameters,
             routes_own_tokens=self._framework.routes_own_tokens and name == "tp",
-            converts_on_borders=self._framework.converts_on_borders and name == "tp",
+            borders=self._borders if name == "tp" else None,
         )
 
     def _group_time(self, name: str, span: GroupSpan) -> Callable[[Collective, float], Estimate]:

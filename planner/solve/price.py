@@ -204,9 +204,7 @@ def _on_stage(costed: Costed, modes: Modes, once: OncePerStep, *, first: bool) -
     for name, n in counts.items():
         total, again = costed.problem.counts.get(name, 1), costed.intra.blocks[name].again
         for i, c in enumerate(costed.times[name].communications):
-            entering = total > 1 and math.isclose(
-                c.count * total, 1.0
-            )  # the first of several blocks, from outside
+            entering = total > 1 and math.isclose(c.count * total, 1.0)  # the first block, from outside
             reruns = c.count * full[name] * m if i in again else 0.0
             once_each = m * (float(first) if entering else c.count * n)
             found[name, i] = replace(c, count=once_each + reruns, again=reruns)
