@@ -48,6 +48,8 @@ def infeasible(problem: SearchProblem, pricing: Pricing, pins: Pins) -> Infeasib
         key=lambda costed: (needed_bytes(costed), costed.candidate.key),
         default=None,
     )
+    if closest is None and any(candidates(problem, LEANEST | pins)):
+        return _without_splits(problem, pins)
     if closest is None:
         sizes = part_sizes(problem.topology, every=True)
         parts = [mesh.devices for mesh in part_meshes(problem, pins, sizes=sizes)]
@@ -65,6 +67,21 @@ def infeasible(problem: SearchProblem, pricing: Pricing, pins: Pins) -> Infeasib
         nearest_fix="; or ".join(fixes[:FIXES_NAMED]),
         closest=closest.candidate.mesh.sizes,
         fixes=fixes,
+    )
+
+
+def _without_splits(problem: SearchProblem, pins: Pins) -> Infeasible:
+    """Meshes there are, but along none of them can the model's tensors be split."""
+    fix = f"drop {pins_in_words(pins)}" if pins else "use another framework"
+    under = f" with {pins_in_words(pins)}" if pins else ""
+    return Infeasible(
+        reason=(
+            f"the model cannot be split{under} under {problem.job.framework}: some operation has no layout "
+            "that goes with its neighbours', as far as layouts can be converted there"
+        ),
+        short_by_bytes=0.0,
+        nearest_fix=fix,
+        fixes=(fix,),
     )
 
 
@@ -124,12 +141,16 @@ def _leanest_plans(
         ),
         recompute=Recompute(pins["recompute"]) if "recompute" in pins else None,
     )
-    for candidate in sorted(leanest, key=lambda c: (_states_bytes(asked, c), c.key))[:CLOSEST_TRIES]:
+    tries = CLOSEST_TRIES
+    for candidate in sorted(leanest, key=lambda c: (_states_bytes(asked, c), c.key)):
         mesh = candidate.mesh
         slice_mesh = Mesh(tp=mesh.tp, ep=mesh.ep, cp=mesh.cp, order=mesh.order)
         solutions = pricing.intra(slice_mesh, candidate.micro_batch)
         if solutions:
             yield min((asked.costed(candidate, s) for s in solutions), key=needed_bytes)
+            tries -= 1
+        if not tries:
+            return
 
 
 def _slice_size(candidate: Candidate) -> int:

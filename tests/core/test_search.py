@@ -462,6 +462,15 @@ def test_a_pin_that_does_not_fit_is_named() -> None:
     assert "tp=1, pp=1, zero=0" in found.nearest_fix
 
 
+def test_a_pin_along_which_nothing_splits_is_named() -> None:
+    """Eight key heads do not go to sixteen ranks; batch and devices would divide."""
+    model, cluster = Transformer(**LLAMA_8B), topology(4, memory=80e9)
+    found = search(model.problem(cluster, batch=64), model.pricing(cluster), pins={"tp": 16})
+    assert isinstance(found, Infeasible)
+    assert "cannot be split with tp=16" in found.reason
+    assert found.fixes == ("drop tp=16",)
+
+
 def test_a_batch_that_no_mesh_divides() -> None:
     model, cluster = Transformer(**(LLAMA_8B | {"layers": 3})), topology(7, memory=80e9, per_node=1)
     found = search(model.problem(cluster, batch=10), model.pricing(cluster))
