@@ -8,16 +8,16 @@ layout, forward, and backward by duality. A weight on saved bytes sweeps the tim
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from ..borders import Borders
-from ..cost import Estimate, Work
+from ..cost import Estimate
 from ..estimate.op_work import Sizes, backward_work, extent, forward_work, operand_bytes, saved_bytes
-from ..graph import Edge, Graph, Op, Operand
+from ..graph import Graph, Op
 from ..layout import Collective, Placement, Replicate
 from ..routed import routed_ops
 from ..rules.choices import (
@@ -29,8 +29,9 @@ from ..rules.choices import (
     choices,
     matrix_labels,
 )
-from .choice_graph import Assignment, ChoiceGraph, solve
-from .conversions import ANYWHERE, COLLECTIVES, Conversions, End, Matrix, Stated, connect, pairs, wanted
+from .choice_graph import Assignment, Matrix
+from .conversions import COLLECTIVES
+from .frame import Frame, KernelTime, Known, OpKey, Read, parameter_readers
 
 REPEATED = ("whole", "partial")
 """Choices under which every rank does all of an op's work."""
@@ -40,9 +41,6 @@ STORED_SECONDS_PER_BYTE = 1e-21
 RESIDUAL = (BATCH, SEQUENCE, "hidden")
 """Names of the dims that the stream between layers has."""
 
-OpKey = tuple[str, int]
-"""(block class, op index)."""
-KernelTime = Callable[[Work], Estimate]
 CollectiveTime = Callable[[Collective, float], Estimate]
 """Seconds of a collective of so many bytes over a group of the axis."""
 
@@ -143,24 +141,22 @@ def _storage_price(op: Op, local: Sizes) -> float:
 
 
 class AxisProblem:
-    """Builds the choice graph of one axis and reads the solution back."""
+    """Prices the choices of one axis, and reads the solution back."""
 
     def __init__(
-        self, graph: Graph, sizes: dict[OpKey, Sizes], axis: Axis, known: Conversions | None = None
+        self, graph: Graph, sizes: dict[OpKey, Sizes], axis: Axis, known: Known | None = None
     ) -> None:
         """`sizes[op]` are the extents before this axis splits anything; `known` what other problems of the
-        same graph have found out."""
+        same graph and cluster have found out."""
         self.graph, self.sizes, self.axis = graph, sizes, axis
-        self._known = known or Conversions()
+        self._known = known or Known()
+        self._kernel_s = self._known.kernel_s.setdefault(axis.kernel_time, {})
         self.ops: dict[OpKey, Op] = {
             (block.name, i): op for block in graph.blocks.values() for i, op in enumerate(block.ops)
         }
         self._routed = routed_ops(graph) if axis.routes_own_tokens else frozenset()
         self._experts = self._held_experts()
         self.choices = {key: self._choices_of(key, op) for key, op in self.ops.items()}
-        self.problem = ChoiceGraph()
-        self.nodes: dict[OpKey, int] = {}
-        self.parameter_nodes: dict[str, tuple[int, tuple[Placement, ...]]] = {}
 
     def _choices_of(self, key: OpKey, op: Op) -> tuple[Choice, ...]:
         """The choices of an op; of sizes only those matter that the axis cuts evenly."""
@@ -202,63 +198,73 @@ class AxisProblem:
 
         Raises `SolverError` when none is possible.
         """
-        if not self.nodes:
-            self._build()
-        assignment = solve(self._weighted(seconds_per_byte), reduce=reduce)
-        chosen = {key: self.choices[key][assignment.states[node]] for key, node in self.nodes.items()}
+        frame = self._known.frame(
+            self.graph,
+            self.choices,
+            borders=self.axis.borders,
+            converts_parameters=self.axis.converts_parameters,
+            reduce=reduce,
+        )
+        problem = frame.presolved
+        costs = {node: self._costs(key, problem.kept[node]) for key, node in frame.nodes.items()}
+        prices = np.array([self._prices(read) for read in frame.reads]).reshape(-1, len(COLLECTIVES))
+        if seconds_per_byte:
+            for key, node in frame.nodes.items():
+                costs[node] = costs[node] + seconds_per_byte * self._kept_bytes(key, problem.kept[node])
+        assignment = problem.solve(costs, prices)
+        chosen = {key: self.choices[key][assignment.states[node]] for key, node in frame.nodes.items()}
         return AxisSolution(
             axis=self.axis.name,
             degree=self.axis.degree,
             choices=chosen,
-            parameters=self._storage(chosen, assignment),
+            parameters=_stored(self.graph, chosen, frame, assignment),
             assignment=assignment,
         )
 
     def only(self) -> AxisSolution:
         """The single choice of every op on an axis of one rank."""
         chosen = {key: options[0] for key, options in self.choices.items()}
-        stored = {t: chosen[readers[0][0]].reads[readers[0][1]] for t, readers in self._readers().items()}
-        return AxisSolution(axis=self.axis.name, degree=1, choices=chosen, parameters=stored, assignment=None)
-
-    def _build(self) -> None:
-        for key, op in self.ops.items():
-            count = self.graph.blocks[key[0]].count
-            self.nodes[key] = self.problem.node(
-                count * self._op_cost(op, self.sizes[key], choice) for choice in self.choices[key]
-            )
-        for edge in self.graph.edges:
-            self._add_edge(edge)
-        self._add_shared_parameters()
+        return AxisSolution(
+            axis=self.axis.name,
+            degree=1,
+            choices=chosen,
+            parameters=_stored(self.graph, chosen),
+            assignment=None,
+        )
 
     # ------------------------------------------------------------------ costs
 
-    def _op_cost(self, op: Op, sizes: Sizes, choice: Choice) -> float:
+    def _costs(self, key: OpKey, states: Matrix) -> Matrix:
+        """Seconds of an op in the whole model under some of its choices."""
+        op, count, options = self.ops[key], self.graph.blocks[key[0]].count, self.choices[key]
+        return np.array([count * self._op_cost(key, op, self.sizes[key], options[i]) for i in states])
+
+    def _op_cost(self, key: OpKey, op: Op, sizes: Sizes, choice: Choice) -> float:
         local = local_sizes(op, choice, sizes, self.axis.degree)
         skew = imbalance(op, choice, self.axis.degree)
+        known = (key, skew, *local.values())
+        if known not in self._kernel_s:
+            self._kernel_s[known] = self._kernels_cost(op, local, skew)
+        if not choice.inner:
+            return self._kernel_s[known]
+        return self._kernel_s[known] + sum(
+            count * self._exposed(collective, nbytes)
+            for collective, nbytes, count, _ in inner_exchanges(op, choice, sizes, self.axis.degree)
+        )
+
+    def _kernels_cost(self, op: Op, local: Sizes, skew: float) -> float:
         kernels = (
             *forward_work(op, local, imbalance=skew, fused=self.axis.fused),
             *backward_work(op, local, imbalance=skew, fused=self.axis.fused),
         )
-        compute_s = sum(self.axis.kernel_time(work).seconds for work in kernels)
-        inner_s = sum(
-            count * self._exposed(collective, nbytes)
-            for collective, nbytes, count, backward in inner_exchanges(op, choice, sizes, self.axis.degree)
-        )
-        return compute_s + inner_s + _storage_price(op, local)
+        return sum(self.axis.kernel_time(work).seconds for work in kernels) + _storage_price(op, local)
 
-    def _weighted(self, seconds_per_byte: float) -> ChoiceGraph:
-        """The problem with a weight on bytes kept for backward."""
-        if not seconds_per_byte:
-            return self.problem
-        costs = dict(self.problem.costs)
-        for key, node in self.nodes.items():
-            weight = seconds_per_byte * self.graph.blocks[key[0]].count
-            kept = np.array([self._kept_bytes(key, choice) for choice in self.choices[key]])
-            costs[node] = costs[node] + weight * kept
-        return ChoiceGraph(costs=costs, edges=self.problem.edges)
+    def _kept_bytes(self, key: OpKey, states: Matrix) -> Matrix:
+        """Bytes of an op in the whole model that one device keeps for backward, under some of its choices."""
+        count, options = self.graph.blocks[key[0]].count, self.choices[key]
+        return np.array([count * self._saved_bytes(key, options[i]) for i in states])
 
-    def _kept_bytes(self, key: OpKey, choice: Choice) -> float:
-        """Bytes that one device keeps for backward."""
+    def _saved_bytes(self, key: OpKey, choice: Choice) -> float:
         op = self.ops[key]
         local = local_sizes(op, choice, self.sizes[key], self.axis.degree)
         shrunk = self.axis.keeps_shards and choice.kind == "split"
@@ -274,97 +280,39 @@ class AxisProblem:
     def _exposed(self, collective: Collective, nbytes: float) -> float:
         return self.axis.collective_time(collective, nbytes).seconds * (1.0 - self.axis.overlap)
 
-    def _prices(self, nbytes: float) -> Matrix:
-        """Seconds of each conversion of a tensor of so many bytes."""
-        shares = {Collective.ALL_TO_ALL: 1 / self.axis.degree}
-        return np.array([self._exposed(c, nbytes * shares.get(c, 1.0)) for c in COLLECTIVES])
+    def _prices(self, read: Read) -> list[float]:
+        """Seconds of each conversion of a tensor in the whole model."""
+        nbytes = operand_bytes(self.ops[read.op].reads[read.operand], self.sizes[read.op])
+        return [read.count * seconds for seconds in self._conversions_s(nbytes)]
 
-    # ------------------------------------------------------------------ edges
+    def _conversions_s(self, nbytes: float) -> list[float]:
+        if nbytes not in self._known_conversions:
+            shares = {Collective.ALL_TO_ALL: 1 / self.axis.degree}
+            self._known_conversions[nbytes] = [
+                self._exposed(c, nbytes * shares.get(c, 1.0)) for c in COLLECTIVES
+            ]
+        return self._known_conversions[nbytes]
 
-    def _add_edge(self, edge: Edge) -> None:
-        producer, write = edge.producer[:2], edge.producer[2]
-        sources = [choice.writes[write] for choice in self.choices[producer]]
-        made = (self.choices[producer], write)
-        consumers = [(consumer[:2], consumer[2]) for consumer in edge.consumers]
-        self._connect(self.nodes[producer], sources, made, consumers, edge.count, self._stated(edge))
+    @cached_property
+    def _known_conversions(self) -> dict[float, list[float]]:
+        """What `_conversions_s` has worked out."""
+        return {}
 
-    def _stated(self, edge: Edge) -> Stated:
-        """Who may convert the tensor."""
-        borders = self.axis.borders
-        if borders is None or self._read(edge.consumers[0]).kind == "parameter":
-            return ANYWHERE
 
-        def make() -> Stated:
-            return Stated(
-                together=borders.stated_together(edge),
-                by=borders.stated_by(edge),
-                never=borders.never_stated(edge),
-            )
-
-        return self._known.stated(edge, make)
-
-    def _read(self, consumer: tuple[str, int, int]) -> Operand:
-        block, op, read = consumer
-        return self.ops[block, op].reads[read]
-
-    def _bytes(self, key: OpKey, read: int) -> float:
-        return operand_bytes(self.ops[key].reads[read], self.sizes[key])
-
-    def _connect(
-        self,
-        node: int,
-        sources: Sequence[Placement],
-        made: End | None,
-        consumers: list[tuple[OpKey, int]],
-        count: float,
-        stated: Stated = ANYWHERE,
-    ) -> None:
-        """Tie a producer to its consumers."""
-        ends = [(self.choices[key], read) for key, read in consumers]
-        found = self._known.between(sources, made, ends, stated)
-        prices = count * self._prices(self._bytes(*consumers[0]))
-        connect(self.problem, node, [self.nodes[key] for key, _ in consumers], found, prices)
-
-    # ------------------------------------------------------------------ shared parameters
-
-    def _readers(self) -> dict[str, list[tuple[OpKey, int]]]:
-        readers: dict[str, list[tuple[OpKey, int]]] = defaultdict(list)
-        for key, op in self.ops.items():
-            for i, read in enumerate(op.reads):
-                if read.kind == "parameter" and read.fqn is not None:
-                    readers[read.tensor].append((key, i))
-        return readers
-
-    def _add_shared_parameters(self) -> None:
-        """A parameter read in several places is stored in one layout and converted where it differs."""
-        for tensor, readers in self._readers().items():
-            if len(readers) < 2:
-                continue
-            layouts = tuple(dict.fromkeys(c.reads[read] for key, read in readers for c in self.choices[key]))
-            node = self.problem.node(0.0 for _ in layouts)
-            self.parameter_nodes[tensor] = (node, layouts)
-            if not self.axis.converts_parameters:
-                self._read_as_stored(node, layouts, readers)
-                continue
-            self._connect(node, layouts, None, readers, 1.0)
-
-    def _read_as_stored(
-        self, node: int, layouts: tuple[Placement, ...], readers: list[tuple[OpKey, int]]
-    ) -> None:
-        """Every reader takes the parameter in the layout it is stored in; gradients may still be summed."""
-        for key, read in readers:
-            wants = wanted((self.choices[key], read))
-            same = np.array([[stored == layout for layout, _ in wants] for stored in layouts])
-            costs = pairs(layouts, wants).costs(self._prices(self._bytes(key, read)))
-            self.problem.edge(node, self.nodes[key], np.where(same, costs, np.inf))
-
-    def _storage(self, chosen: dict[OpKey, Choice], assignment: Assignment) -> dict[str, Placement]:
-        stored = {
-            tensor: chosen[readers[0][0]].reads[readers[0][1]] for tensor, readers in self._readers().items()
-        }
-        for tensor, (node, layouts) in self.parameter_nodes.items():
+def _stored(
+    graph: Graph,
+    chosen: dict[OpKey, Choice],
+    frame: Frame | None = None,
+    assignment: Assignment | None = None,
+) -> dict[str, Placement]:
+    """The layout of every parameter: its reader's, or what was chosen for those with several."""
+    stored = {
+        t: chosen[readers[0][0]].reads[readers[0][1]] for t, readers in parameter_readers(graph).items()
+    }
+    if frame and assignment:
+        for tensor, (node, layouts) in frame.parameter_nodes.items():
             stored[tensor] = layouts[assignment.states[node]]
-        return stored
+    return stored
 
 
 def inner_exchanges(

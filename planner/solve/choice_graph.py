@@ -1,7 +1,8 @@
 """Choose one state per node so that node costs plus pairwise edge costs are least.
 
-In: nodes with a cost per state, edges with a cost per pair of states (infinity forbids a pair).
-Out: the optimal states and their cost. Three exact steps:
+In: nodes with a cost per state, edges with a cost per pair of states (infinity forbids a pair), and costs
+that are counts of things whose prices are told later. Out: the optimal states and their cost.
+Three exact steps, the first and the order of the second once for all prices (`Presolved`):
 
 1. States that no state of some neighbour goes with are dropped, until there are none. A node with one
    state left is settled: its edges become costs of its neighbours.
@@ -14,14 +15,14 @@ Out: the optimal states and their cost. Three exact steps:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..errors import SolverError
-from .elimination import Elimination, Order, greedy_orders, series_parallel_order
+from .elimination import Elimination, Scope, greedy_orders, series_parallel_order
 
 if TYPE_CHECKING:
     import pulp
@@ -46,12 +47,24 @@ class Assignment:
     """Nodes that were left to the ILP."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Priced:
+    """Costs on a node, or on a pair of nodes, that are counts of things with a price."""
+
+    scope: Scope
+    counts: Matrix
+    """(a state per node of the scope, thing)."""
+    item: int
+    """Which row of prices these things have."""
+
+
 @dataclass(slots=True)
 class ChoiceGraph:
-    """The problem, built up node by node; `solve` leaves it as it is."""
+    """The problem, built up node by node; solving leaves it as it is."""
 
     costs: dict[int, Matrix] = field(default_factory=dict)
     edges: dict[int, dict[int, Matrix]] = field(default_factory=dict)
+    priced: list[Priced] = field(default_factory=list)
 
     def node(self, costs: Iterable[float]) -> int:
         """Add a node; returns its id."""
@@ -70,60 +83,153 @@ class ChoiceGraph:
         self.edges[u][v] = total
         self.edges[v][u] = total.T
 
+    def price_node(self, node: int, counts: Matrix, item: int) -> None:
+        """Add counts (state, thing) to a node's cost, at the prices that `item` will have."""
+        self.priced.append(Priced(scope=(node,), counts=counts, item=item))
+
+    def price_edge(self, u: int, v: int, counts: Matrix, item: int) -> None:
+        """Add counts (state of u, state of v, thing) to a pair's cost, at the prices of `item`."""
+        if u == v:
+            self.price_node(u, np.diagonal(counts).T, item)
+        elif u < v:
+            self.priced.append(Priced(scope=(u, v), counts=counts, item=item))
+        else:
+            self.priced.append(Priced(scope=(v, u), counts=counts.transpose(1, 0, 2), item=item))
+
     def pairs(self) -> Iterator[tuple[int, int, Matrix]]:
-        """Every edge once, from the lower id to the higher."""
+        """Every edge with costs of its own once, from the lower id to the higher."""
         return ((u, v, w) for u, row in self.edges.items() for v, w in row.items() if u < v)
 
-    def cost_of(self, states: dict[int, int]) -> float:
-        """The cost of a complete assignment."""
-        nodes = sum(float(costs[states[n]]) for n, costs in self.costs.items())
-        return nodes + sum(float(w[states[u], states[v]]) for u, v, w in self.pairs())
 
+def solve(graph: ChoiceGraph, *, prices: Matrix | None = None, reduce: bool = True) -> Assignment:
+    """The optimal assignment at these prices (item, thing), if anything has a price.
 
-def solve(graph: ChoiceGraph, *, reduce: bool = True, time_limit_s: float | None = None) -> Assignment:
-    """The optimal assignment. Raises `SolverError` when no assignment is possible.
-
-    `reduce=False` hands the whole problem to the ILP.
+    `reduce=False` hands the whole problem to the ILP. Raises `SolverError` when no assignment is possible.
     """
-    states, bound, optimal, core = (_reduced if reduce else _whole)(graph, time_limit_s)
-    cost = graph.cost_of(states)
-    if not math.isfinite(cost):
-        raise SolverError(IMPOSSIBLE)
-    return Assignment(states=states, cost=cost, bound=min(bound, cost), optimal=optimal, core=core)
+    return Presolved(graph, reduce=reduce).solve({}, prices)
 
 
-Found = tuple[dict[int, int], float, bool, int]
-"""States, a lower bound, whether they are proven best, and how many nodes the ILP had."""
+class Presolved:
+    """A choice graph made ready to be solved under many costs and prices.
+
+    All tables lie in one row of numbers: first those of nodes, then those of pairs, each over the states that
+    were kept.
+    """
+
+    def __init__(self, graph: ChoiceGraph, *, reduce: bool = True) -> None:
+        """Raises `SolverError` when some node has no possible state."""
+        self.kept = _possible(graph) if reduce else {n: np.arange(len(c)) for n, c in graph.costs.items()}
+        self._settled = [n for n, kept in self.kept.items() if len(kept) == 1] if reduce else []
+        self._places: dict[Scope, slice] = {}
+        self._length = 0
+        for n in graph.costs:
+            self._place((n,))
+        settled = frozenset(self._settled)
+        terms = [
+            *(((n,), costs) for n, costs in graph.costs.items()),
+            *(((u, v), w) for u, v, w in graph.pairs()),
+        ]
+        fixed = [self._reduced(scope, table, settled) for scope, table in terms]
+        counted = [(*self._reduced(p.scope, p.counts, settled), p.item) for p in graph.priced]
+        self._base = np.zeros(self._length)
+        for place, table in fixed:
+            self._base[place] += table.ravel()
+        self._counts, self._items, self._targets = _stacked(counted)
+        self._sizes = {n: len(kept) for n, kept in self.kept.items() if n not in settled}
+        self._pairs = [scope for scope in self._places if len(scope) == 2]
+        self._order = self._cheapest_order() if reduce else ()
+        self._lookups = self._where_to_look()
+
+    def _place(self, scope: Scope) -> slice:
+        """Where the table of a scope lies; the next free place if it is new."""
+        if scope not in self._places:
+            end = self._length + math.prod(len(self.kept[n]) for n in scope)
+            self._places[scope] = slice(self._length, end)
+            self._length = end
+        return self._places[scope]
+
+    def _reduced(self, scope: Scope, table: Matrix, settled: frozenset[int]) -> tuple[slice, Matrix]:
+        """A table over the states that were kept, and its place: beside others a settled node has no axis."""
+        small = table[np.ix_(*(self.kept[n] for n in scope))]
+        left = tuple(n for n in scope if n not in settled) or scope[:1]
+        return self._place(left), small.reshape(-1, *small.shape[len(scope) :])
+
+    def _where_to_look(self) -> tuple[Matrix, Matrix, Matrix, Matrix]:
+        """Per table its first and last node, where it starts, and how far its rows lie apart."""
+        tables = [
+            (scope[0], scope[-1], place.start, len(self.kept[scope[1]]) if len(scope) == 2 else 0)
+            for scope, place in self._places.items()
+        ]
+        rows, columns, starts, widths = np.array(tables).T
+        return rows, columns, starts, widths
+
+    def _cheapest_order(self) -> tuple[int, ...]:
+        """The cheapest order of all nodes, or one of those with few neighbours where it costs too much."""
+        neighbours: dict[int, set[int]] = {n: set() for n in self._sizes}
+        for u, v in self._pairs:
+            neighbours[u].add(v)
+            neighbours[v].add(u)
+        cheapest = min(greedy_orders(self._sizes, neighbours), key=lambda order: order.work)
+        if cheapest.work <= MAX_WORK and cheapest.largest <= MAX_TABLE:
+            return cheapest.nodes
+        return series_parallel_order(self._sizes, neighbours).nodes
+
+    def solve(
+        self, costs: Mapping[int, Matrix], prices: Matrix | None = None, *, time_limit_s: float | None = None
+    ) -> Assignment:
+        """The optimal assignment with `costs` per kept state of some nodes, and prices (item, thing).
+
+        Raises `SolverError` when no assignment is possible.
+        """
+        tables = self._tables(costs, prices)
+        elimination = Elimination(
+            {n: tables[self._places[n,]] for n in self._sizes},
+            ((u, v, self._table(tables, (u, v))) for u, v in self._pairs),
+        )
+        for node in self._order:
+            elimination.eliminate(node)
+        states, bound, optimal = dict[int, int](), 0.0, True
+        left, edges = elimination.left()
+        if left:
+            states, bound, optimal = _ilp(left, edges, time_limit_s)
+        elimination.restore(states)
+        states |= dict.fromkeys(self._settled, 0)
+        cost = self._cost_of(states, tables)
+        if not math.isfinite(cost):
+            raise SolverError(IMPOSSIBLE)
+        bound += elimination.constant + sum(float(tables[self._places[n,]][0]) for n in self._settled)
+        found = {n: int(kept[states[n]]) for n, kept in self.kept.items()}
+        return Assignment(states=found, cost=cost, bound=min(bound, cost), optimal=optimal, core=len(left))
+
+    def _tables(self, costs: Mapping[int, Matrix], prices: Matrix | None) -> Matrix:
+        """All tables, one after the other."""
+        tables = self._base.copy()
+        for n, row in costs.items():
+            tables[self._places[n,]] += row
+        if prices is not None and len(self._items):
+            priced = np.einsum("et,et->e", self._counts, prices[self._items])
+            tables += np.bincount(self._targets, weights=priced, minlength=len(tables))
+        return tables
+
+    def _cost_of(self, states: dict[int, int], tables: Matrix) -> float:
+        """The sum over all tables."""
+        chosen = np.array([states[n] for n in range(len(states))])
+        rows, columns, starts, widths = self._lookups
+        return float(tables[starts + chosen[rows] * widths + chosen[columns]].sum())
+
+    def _table(self, tables: Matrix, scope: Scope) -> Matrix:
+        return tables[self._places[scope]].reshape([len(self.kept[n]) for n in scope])
 
 
-def _whole(graph: ChoiceGraph, time_limit_s: float | None) -> Found:
-    """By the ILP alone."""
-    return *_ilp(graph.costs, graph.edges, time_limit_s), len(graph.costs)
-
-
-def _reduced(graph: ChoiceGraph, time_limit_s: float | None) -> Found:
-    """By elimination, and by the ILP where that does not suffice."""
-    kept = _possible(graph)
-    small = _settled(graph, kept)
-    elimination = Elimination(small.costs, small.pairs())
-    for node in _order(small).nodes:
-        elimination.eliminate(node)
-    states, bound, optimal = dict[int, int](), 0.0, True
-    costs, edges = elimination.left()
-    if costs:
-        states, bound, optimal = _ilp(costs, edges, time_limit_s)
-    elimination.restore(states)
-    found = {n: int(kept[n][states[n]]) for n in graph.costs}
-    return found, bound + elimination.constant, optimal, len(costs)
-
-
-def _order(graph: ChoiceGraph) -> Order:
-    """The cheapest order of all nodes, or one of those with few neighbours where it costs too much."""
-    sizes = {n: len(costs) for n, costs in graph.costs.items()}
-    cheapest = min(greedy_orders(sizes, graph.edges), key=lambda order: order.work)
-    if cheapest.work <= MAX_WORK and cheapest.largest <= MAX_TABLE:
-        return cheapest
-    return series_parallel_order(sizes, graph.edges)
+def _stacked(counted: list[tuple[slice, Matrix, int]]) -> tuple[Matrix, Matrix, Matrix]:
+    """Counts (number, thing) of all tables, which item's prices each has, and where it is added."""
+    if not counted:
+        return np.zeros((0, 0)), np.zeros(0, dtype=int), np.zeros(0, dtype=int)
+    counts = np.concatenate([rows for _, rows, _ in counted])
+    items = np.concatenate([np.full(len(rows), item) for _, rows, item in counted])
+    targets = np.concatenate([np.arange(place.start, place.stop) for place, _, _ in counted])
+    some = counts.any(axis=1)
+    return counts[some], items[some], targets[some]
 
 
 def _possible(graph: ChoiceGraph) -> dict[int, Matrix]:
@@ -150,20 +256,6 @@ def _possible(graph: ChoiceGraph) -> dict[int, Matrix]:
             alive[node] = mask
             waiting |= dict.fromkeys(other for other, _ in limits[node])
     return {n: np.flatnonzero(mask) for n, mask in alive.items()}
-
-
-def _settled(graph: ChoiceGraph, kept: dict[int, Matrix]) -> ChoiceGraph:
-    """The problem over the states that were kept; nodes with a single one have no edges any more."""
-    small = ChoiceGraph(costs={n: c[kept[n]] for n, c in graph.costs.items()}, edges={n: {} for n in kept})
-    for u, v, w in graph.pairs():
-        costs = w[np.ix_(kept[u], kept[v])]
-        if len(kept[u]) == 1:
-            small.costs[v] = small.costs[v] + costs[0]
-        elif len(kept[v]) == 1:
-            small.costs[u] = small.costs[u] + costs[:, 0]
-        else:
-            small.edge(u, v, costs)
-    return small
 
 
 def _ilp(

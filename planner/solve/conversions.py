@@ -62,10 +62,6 @@ class Pairs:
     barred: Matrix
     """(source, want): infinite where no conversion leads from one to the other, else 0."""
 
-    def costs(self, prices: Matrix) -> Matrix:
-        """Costs by source and want."""
-        return self.counts @ prices + self.barred
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sets:
@@ -83,15 +79,8 @@ class Conversions:
     """What has been worked out for one graph."""
 
     def __init__(self) -> None:
-        self._choices: dict[tuple, tuple[Choice, ...]] = {}
         self._found: dict[tuple, tuple[list[End], Pairs | Sets]] = {}
         self._stated: dict[Edge, Stated] = {}
-
-    def choices(self, known: tuple, make: Callable[[], tuple[Choice, ...]]) -> tuple[Choice, ...]:
-        """The choices that `known` stands for: the same object every time."""
-        if known not in self._choices:
-            self._choices[known] = make()
-        return self._choices[known]
 
     def stated(self, edge: Edge, make: Callable[[], Stated]) -> Stated:
         """Who may convert an edge's tensor."""
@@ -121,13 +110,18 @@ class Conversions:
 
 
 def connect(
-    graph: ChoiceGraph, producer: int, consumers: Sequence[int], found: Pairs | Sets, prices: Matrix
+    graph: ChoiceGraph, producer: int, consumers: Sequence[int], found: Pairs | Sets, item: int
 ) -> None:
-    """Tie a producer's node to its consumers'; several share each conversion through a node of their own."""
+    """Tie a producer's node to its consumers'; several share each conversion through a node of their own.
+
+    `item`: which row of prices, in the order of `COLLECTIVES`, this tensor's conversions will have.
+    """
     if isinstance(found, Pairs):
-        graph.edge(producer, consumers[0], found.costs(prices))
+        graph.edge(producer, consumers[0], found.barred)
+        graph.price_edge(producer, consumers[0], found.counts, item)
         return
-    shared = graph.node(found.counts @ prices)
+    shared = graph.node(np.zeros(len(found.counts)))
+    graph.price_node(shared, found.counts, item)
     graph.edge(producer, shared, found.sources)
     for consumer, allowed in zip(consumers, found.wants, strict=True):
         graph.edge(shared, consumer, allowed)

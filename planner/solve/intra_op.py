@@ -23,7 +23,7 @@ from ..profile import Framework, hidden_share
 from ..topology import Device, GroupSpan, Topology
 from .axis import Axis, AxisProblem, AxisSolution, OpKey, local_sizes, repeated_share
 from .block_cost import block_costs
-from .conversions import Conversions
+from .frame import Known
 
 SECONDS_PER_BYTE = (0.0, 2e-12)
 """Weights on saved bytes, swept for the frontier, in seconds per byte and microbatch: none, and about
@@ -138,7 +138,7 @@ class _Solver:
         self._graph, self._topology, self._framework = graph, topology, framework
         self._prices, self._work_time = prices, work_time
         self._sequence_parallel = sequence_parallel
-        self._known = Conversions()
+        self._known = Known()
         self._borders = Borders(graph) if framework.converts_on_borders else None
         self._weights = SECONDS_PER_BYTE if _keeps_anything(graph) else SECONDS_PER_BYTE[:1]
         self.splits = cache(self._splits)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from itertools import combinations, product
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tpplan.planner.errors import SolverError
-from tpplan.planner.solve.choice_graph import ChoiceGraph, solve
+from tpplan.planner.solve.choice_graph import ChoiceGraph, Presolved, solve
 from tpplan.planner.solve.elimination import greedy_orders
 
 
@@ -30,10 +31,25 @@ def random_graph(seed: int, nodes: int, density: float) -> ChoiceGraph:
     return graph
 
 
-def cheapest(graph: ChoiceGraph) -> float:
+def cost_of(graph: ChoiceGraph, states: Mapping[int, int], prices: np.ndarray | None = None) -> float:
+    """The cost of a complete assignment, term by term."""
+    nodes = sum(float(costs[states[n]]) for n, costs in graph.costs.items())
+    pairs = sum(float(w[states[u], states[v]]) for u, v, w in graph.pairs())
+    counted = (
+        sum(
+            float(term.counts[tuple(states[n] for n in term.scope)] @ prices[term.item])
+            for term in graph.priced
+        )
+        if prices is not None
+        else 0.0
+    )
+    return nodes + pairs + counted
+
+
+def cheapest(graph: ChoiceGraph, prices: np.ndarray | None = None) -> float:
     """The least cost over every assignment."""
     ranges = [range(len(graph.costs[n])) for n in range(len(graph.costs))]
-    return min(graph.cost_of(dict(enumerate(states))) for states in product(*ranges))
+    return min(cost_of(graph, dict(enumerate(states)), prices) for states in product(*ranges))
 
 
 @settings(max_examples=500, deadline=None, derandomize=True)
@@ -47,7 +63,7 @@ def test_presolve_finds_the_least_cost(seed: int, nodes: int, density: float) ->
         return
     found = solve(graph)
     assert found.cost == pytest.approx(best, abs=1e-9)
-    assert graph.cost_of(found.states) == found.cost
+    assert cost_of(graph, found.states) == found.cost
     assert found.bound == pytest.approx(best, abs=1e-9)
 
 
@@ -143,3 +159,35 @@ def test_parallel_edges_add_up() -> None:
     graph.edge(v, u, np.array([[0.0, 3.0], [0.0, 0.0]]))
     assert solve(graph).states == {u: 1, v: 1}
     assert solve(graph).cost == 2.0
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 10**9), nodes=st.integers(1, 6), density=st.floats(0, 1))
+def test_one_presolve_serves_all_costs_and_prices(seed: int, nodes: int, density: float) -> None:
+    """Counts of three things on any nodes and pairs; two items have prices of their own."""
+    graph, rng = random_graph(seed, nodes, density), np.random.default_rng(seed)
+    for n, costs in list(graph.costs.items()):
+        if rng.random() < 0.5:
+            graph.price_node(n, rng.integers(0, 3, size=(len(costs), 3)), int(rng.integers(2)))
+    for u, v, w in list(graph.pairs()):
+        counts = rng.integers(0, 3, size=(*w.shape, 3))
+        if rng.random() < 0.5:
+            graph.price_edge(u, v, counts, int(rng.integers(2)))
+        else:
+            graph.price_edge(v, u, counts.transpose(1, 0, 2), int(rng.integers(2)))
+    graph.price_edge(0, 0, rng.integers(0, 3, size=(len(graph.costs[0]), len(graph.costs[0]), 3)), 1)
+    if cheapest(graph) == np.inf:
+        with pytest.raises(SolverError):
+            Presolved(graph)
+        return
+    presolved = Presolved(graph)
+    for _ in range(3):
+        prices = rng.integers(0, 20, size=(2, 3)) / 8
+        beside = {n: rng.integers(0, 20, size=len(kept)) / 8 for n, kept in presolved.kept.items()}
+        whole = ChoiceGraph(costs=dict(graph.costs), edges=graph.edges, priced=graph.priced)
+        for n, kept in presolved.kept.items():
+            whole.costs[n] = graph.costs[n].copy()
+            whole.costs[n][kept] += beside[n]
+        found = presolved.solve(beside, prices)
+        assert found.cost == cheapest(whole, prices) == cost_of(whole, found.states, prices)
+        assert found.bound == pytest.approx(found.cost, abs=1e-9)

@@ -105,17 +105,16 @@ def best_by_enumeration(model: Model) -> float:
     )
 
 
-def choice_graph(model: Model, known: Conversions) -> ChoiceGraph:
-    """The model as the solver sees it."""
+def choice_graph(model: Model, known: Conversions) -> tuple[ChoiceGraph, np.ndarray]:
+    """The model as the solver sees it, and what every tensor's conversions cost."""
     graph = ChoiceGraph()
     nodes = [graph.node(row) for row in model.costs]
-    for tensor in model.tensors:
+    for item, tensor in enumerate(model.tensors):
         options = model.choices[tensor.producer]
         ends = [(model.choices[op], read) for op, read in tensor.consumers]
         found = known.between([choice.writes[0] for choice in options], (options, 0), ends)
-        prices = np.array([tensor.prices[c] for c in COLLECTIVES])
-        connect(graph, nodes[tensor.producer], [nodes[op] for op, _ in tensor.consumers], found, prices)
-    return graph
+        connect(graph, nodes[tensor.producer], [nodes[op] for op, _ in tensor.consumers], found, item)
+    return graph, np.array([[tensor.prices[c] for c in COLLECTIVES] for tensor in model.tensors])
 
 
 def test_enumeration_finds_nothing_better() -> None:
@@ -123,13 +122,13 @@ def test_enumeration_finds_nothing_better() -> None:
     impossible = 0
     for seed in range(PROBLEMS):
         model = random_model(seed)
-        graph, best = choice_graph(model, known), best_by_enumeration(model)
+        (graph, prices), best = choice_graph(model, known), best_by_enumeration(model)
         if math.isinf(best):
             impossible += 1
             with pytest.raises(SolverError):
-                solve(graph)
+                solve(graph, prices=prices)
             continue
-        found = solve(graph)
+        found = solve(graph, prices=prices)
         assert found.cost == pytest.approx(best, abs=1e-9), seed
         assert found.core == 0
     assert 0 < impossible < PROBLEMS / 2
@@ -139,12 +138,12 @@ def test_enumeration_finds_nothing_better() -> None:
 def test_the_ilp_alone_agrees(seed: int) -> None:
     model = random_model(seed)
     best = best_by_enumeration(model)
-    graph = choice_graph(model, Conversions())
+    graph, prices = choice_graph(model, Conversions())
     if math.isinf(best):
         with pytest.raises(SolverError):
-            solve(graph, reduce=False)
+            solve(graph, prices=prices, reduce=False)
     else:
-        assert solve(graph, reduce=False).cost == pytest.approx(best, abs=1e-9)
+        assert solve(graph, prices=prices, reduce=False).cost == pytest.approx(best, abs=1e-9)
 
 
 def test_a_structure_is_worked_out_once() -> None:
