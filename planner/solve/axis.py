@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -151,6 +150,8 @@ class AxisProblem:
         self.graph, self.sizes, self.axis = graph, sizes, axis
         self._known = known or Known()
         self._kernel_s = self._known.kernel_s.setdefault(axis.kernel_time, {})
+        self._known_even: dict[tuple[float, ...], tuple[bool, ...]] = {}
+        self._known_conversions: dict[float, list[float]] = {}
         self.ops: dict[OpKey, Op] = {
             (block.name, i): op for block in graph.blocks.values() for i, op in enumerate(block.ops)
         }
@@ -161,7 +162,7 @@ class AxisProblem:
     def _choices_of(self, key: OpKey, op: Op) -> tuple[Choice, ...]:
         """The choices of an op; of sizes only those matter that the axis cuts evenly."""
         axis, sizes = self.axis, self.sizes[key]
-        even = tuple(size >= axis.degree and size % axis.degree == 0 for size in sizes.values())
+        even = self._even(tuple(sizes.values()))
         routed = self._experts if key in self._routed else ""
         cut = _cut_along_sequence(op, sizes) if axis.borders else frozenset()
         policy = (axis.name, axis.degree == 1, axis.splits_residual, axis.repeats_products, routed, cut)
@@ -173,6 +174,13 @@ class AxisProblem:
             return found if routed else self._allowed(op, apart)
 
         return self._known.choices((key, policy, even), make)
+
+    def _even(self, extents: tuple[float, ...]) -> tuple[bool, ...]:
+        """Which extents the axis cuts evenly."""
+        if extents not in self._known_even:
+            degree = self.axis.degree
+            self._known_even[extents] = tuple(n >= degree and n % degree == 0 for n in extents)
+        return self._known_even[extents]
 
     def _held_experts(self) -> str:
         """What a rank of the axis holds of the experts: some of them, if they divide, else a part of each."""
@@ -292,11 +300,6 @@ class AxisProblem:
                 self._exposed(c, nbytes * shares.get(c, 1.0)) for c in COLLECTIVES
             ]
         return self._known_conversions[nbytes]
-
-    @cached_property
-    def _known_conversions(self) -> dict[float, list[float]]:
-        """What `_conversions_s` has worked out."""
-        return {}
 
 
 def _stored(

@@ -141,7 +141,10 @@ class _Solver:
         self._known = Known()
         self._borders = Borders(graph) if framework.converts_on_borders else None
         self._weights = SECONDS_PER_BYTE if _keeps_anything(graph) else SECONDS_PER_BYTE[:1]
+        self._unsplit: dict[str, AxisSolution] = {}
+        """The only choices along an axis of one rank: the same at all extents."""
         self.splits = cache(self._splits)
+        self._outer = cache(self._outside)
         self._exchanges_s = cache(self._least_exchanges_s)
 
     def floor_s(self, degrees: Degrees, spans: Spans, micro_batch: int) -> float:
@@ -174,7 +177,7 @@ class _Solver:
         """What ranks of ep exchange at least, computation not counted."""
         axis = replace(self._axis("ep", ep, span), kernel_time=_no_time)
         sizes = traced_sizes(self._graph, batch=micro_batch * ep)
-        solution = _solved(self._problem(sizes, axis), 0.0)
+        solution = self._along(axis, sizes)
         return solution.assignment.bound if solution and solution.assignment else 0.0
 
     def _splits(self, degrees: Degrees, spans: Spans, micro_batch: int) -> tuple[tuple[Splits, float], ...]:
@@ -184,32 +187,51 @@ class _Solver:
         """
         if self._graph.seq_len % degrees[0]:
             return ()
-        axes = self._axes(degrees, spans)
-        outer: list[AxisSolution] = []
+        outer = self._outer(degrees[:2], spans[:2], micro_batch)
+        return self._inner(self._axis("tp", degrees[2], spans[2]), *outer) if outer else ()
+
+    def _outside(
+        self, degrees: tuple[int, int], spans: tuple[GroupSpan, GroupSpan], micro_batch: int
+    ) -> tuple[list[AxisSolution], list[dict[OpKey, Sizes]]] | None:
+        """Splits over cp and ep, and the extents before each axis and after both; None if there are none."""
+        solutions: list[AxisSolution] = []
         before = [traced_sizes(self._graph, batch=micro_batch * degrees[1])]
-        for axis in axes[:2]:
-            solution = _solved(self._problem(before[-1], axis), 0.0)
+        for name, degree, span in zip(("cp", "ep"), degrees, spans, strict=True):
+            solution = self._along(self._axis(name, degree, span), before[-1])
             if solution is None:
-                return ()
-            outer.append(solution)
+                return None
+            solutions.append(solution)
             before.append(after(self._graph, before[-1], solution))
-        return self._inner(self._problem(before[-1], axes[2]), outer, before)
+        return solutions, before
 
     def _inner(
-        self, problem: AxisProblem, outer: list[AxisSolution], before: list[dict[OpKey, Sizes]]
+        self, axis: Axis, outer: list[AxisSolution], before: list[dict[OpKey, Sizes]]
     ) -> tuple[tuple[Splits, float], ...]:
         """The splits over tp, under those of the axes before it."""
         found: list[tuple[Splits, float]] = []
-        for weight in self._weights if problem.axis.degree > 1 else self._weights[:1]:
-            free = tp = _solved(problem, weight)
+        for weight in self._weights if axis.degree > 1 else self._weights[:1]:
+            free = tp = self._along(axis, before[-1], weight)
             if tp and repeated_share(self._graph, tp) > MAX_REPEATED_SHARE:
-                strict = replace(problem.axis, repeats_products=False)
-                tp = _solved(self._problem(problem.sizes, strict), weight)
+                tp = self._along(replace(axis, repeats_products=False), before[-1], weight)
             if free is None or tp is None:
                 return ()
             if all(splits.tp.choices != tp.choices for splits, _ in found):
                 found.append((self._chosen(outer, before, tp), 0.0 if weight else _proven_s(*outer, free)))
         return tuple(found)
+
+    def _along(self, axis: Axis, sizes: dict[OpKey, Sizes], weight: float = 0.0) -> AxisSolution | None:
+        """The best choices along one axis, if any are possible."""
+        if axis.degree == 1 and axis.name in self._unsplit:
+            return self._unsplit[axis.name]
+        problem = AxisProblem(self._graph, sizes, axis, self._known)
+        if not problem.possible():
+            return None
+        if axis.degree == 1:
+            return self._unsplit.setdefault(axis.name, problem.only())
+        try:
+            return problem.solve(seconds_per_byte=weight)
+        except SolverError:
+            return None
 
     def _chosen(
         self, outer: list[AxisSolution], before: list[dict[OpKey, Sizes]], tp: AxisSolution
@@ -223,9 +245,6 @@ class _Solver:
             before_tp=before[2],
             local=after(self._graph, before[2], tp),
         )
-
-    def _problem(self, sizes: dict[OpKey, Sizes], axis: Axis) -> AxisProblem:
-        return AxisProblem(self._graph, sizes, axis, self._known)
 
     def _axes(self, degrees: Degrees, spans: Spans) -> tuple[Axis, ...]:
         named = zip(("cp", "ep", "tp"), degrees, spans, strict=True)
@@ -282,18 +301,6 @@ class _Solver:
             optimal=assignment is None or assignment.optimal,
             splits=splits,
         )
-
-
-def _solved(problem: AxisProblem, weight: float) -> AxisSolution | None:
-    """The best choices along one axis, if any are possible."""
-    if not problem.possible():
-        return None
-    if problem.axis.degree == 1:
-        return problem.only()
-    try:
-        return problem.solve(seconds_per_byte=weight)
-    except SolverError:
-        return None
 
 
 def _proven_s(*axes: AxisSolution) -> float:
