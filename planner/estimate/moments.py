@@ -22,7 +22,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache, lru_cache
-from operator import ge
+from typing import NamedTuple
+
+import numpy as np
 
 from ..cost import BlockCost, Recompute
 from ..schedule import (
@@ -41,8 +43,7 @@ ROUNDS = 4
 """Microbatches per rank that are followed: later ones see nothing new, save where all are held at once."""
 BOUNDARIES_IN_BACKWARD = 2
 """A stage's output and the gradient it received, both held while its backward runs."""
-Held = tuple[int, ...]
-"""Microbatches that are held of each piece, then those that wait."""
+Table = np.ndarray
 
 
 class Reduced(StrEnum):
@@ -56,22 +57,33 @@ class Reduced(StrEnum):
     """As every backward passes it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
-    """One action of a rank, and what it finds there."""
+class Acting(NamedTuple):
+    """What a rank runs at a moment, as far as its own piece is concerned."""
 
     kind: ActionKind
     piece: int
-    held: tuple[int, ...]
-    """Microbatches of each piece between forward and backward, the action's own aside."""
-    waiting: tuple[int, ...]
-    """Those between the two parts of their backward, likewise."""
-    done: tuple[bool, ...]
-    """Pieces of which some backward is over: their parameters have gradients."""
-    over: tuple[bool, ...]
-    """Pieces of which every backward is."""
+    done: bool
+    """Whether some backward of the piece is over: its parameters have gradients."""
     last: bool
     """Whether it is the piece's last microbatch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Moments:
+    """The actions of a rank in order, and what each finds there: tables of (moment, piece)."""
+
+    acting: tuple[Acting, ...]
+    """Distinct ones."""
+    which: Table
+    """For each moment the place of its own in `acting`."""
+    held: Table
+    """Microbatches of each piece between forward and backward, the action's own aside."""
+    waiting: Table
+    """Those between the two parts of their backward, likewise."""
+    gradients: Table
+    """Other pieces of which some backward is over, but not every one."""
+    over: Table
+    """Other pieces of which every backward is."""
 
 
 def in_one_part(order: Iterable[Action], stages: frozenset[int]) -> Iterator[Action]:
@@ -91,16 +103,15 @@ def moments(
     microbatches: int,
     rank: int,
     whole: frozenset[int] = frozenset(),
-) -> tuple[Moment, ...]:
-    """Every one that may be the fullest. `whole`: stages whose backward runs in one part in any schedule."""
+) -> Moments:
+    """All of them. `whole`: stages whose backward runs in one part in any schedule."""
     if pp == 1:
         few = min(microbatches, 3)
-        order = [Action(kind, 0, i) for i in range(few) for kind in (FORWARD, BACKWARD)]
-        return tuple(_most(_follow(order, (0,), few)))
+        return follow([Action(kind, 0, i) for i in range(few) for kind in (FORWARD, BACKWARD)], (0,))
     few = microbatches if schedule == Schedule.GPIPE else min(microbatches, ROUNDS * pp)
     order = _orders(schedule, pp, virtual_stages, few)[rank]
     stages = stages_of(schedule, pp=pp, virtual_stages=virtual_stages, rank=rank)
-    return tuple(_most(_follow(list(in_one_part(order, whole)), stages, few)))
+    return follow(in_one_part(order, whole), stages)
 
 
 @lru_cache(maxsize=2)
@@ -109,54 +120,58 @@ def _orders(schedule: str, pp: int, virtual_stages: int, microbatches: int) -> S
     return actions(schedule, pp=pp, virtual_stages=virtual_stages, microbatches=microbatches)
 
 
-def _most(found: Iterable[Moment]) -> Iterator[Moment]:
-    """Of moments that differ in what is held or waits alone, those that no other has more of everywhere."""
-    alike: dict[tuple, dict[Held, Moment]] = {}
-    for moment in found:
-        key = (moment.kind, moment.piece, moment.done, moment.over, moment.last)
-        alike.setdefault(key, {}).setdefault(moment.held + moment.waiting, moment)
-    for moments_of in alike.values():
-        kept: list[Held] = []
-        for counts in sorted(moments_of, key=sum, reverse=True):
-            if not any(all(map(ge, more, counts)) for more in kept):
-                kept.append(counts)
-                yield moments_of[counts]
+def follow(order: Iterable[Action], stages: Sequence[int]) -> Moments:
+    """The moments of a rank that runs `order` on its `stages`."""
+    piece_of = {stage: piece for piece, stage in enumerate(stages)}
+    ran = [
+        (kind, piece_of[action.stage], action.microbatch)
+        for action in order
+        if (kind := _as_run(action)) is not None
+    ]
+    rows, kinds = np.arange(len(ran)), [kind for kind, _, _ in ran]
+    pieces = np.array([piece for _, piece, _ in ran])
+    own = np.zeros((len(ran), len(stages)), dtype=int)
+    own[rows, pieces] = 1
+    forward, whole, first, second = (
+        own * np.array([[kind is each] for kind in kinds])
+        for each in (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
+    )
+    # what an action takes from the others is gone as it begins, what it leaves is there when it has ended
+    held = _before(forward) - (whole + first).cumsum(axis=0)
+    waiting = _before(first) - second.cumsum(axis=0)
+    done = _before(whole + second)
+    microbatches = 1 + max(microbatch for _, _, microbatch in ran)
+    last = [microbatch == microbatches - 1 for _, _, microbatch in ran]
+    ran_as = [Acting(kind, piece, bool(done[i, piece]), last[i]) for i, (kind, piece, _) in enumerate(ran)]
+    acting = {key: place for place, key in enumerate(dict.fromkeys(ran_as))}
+    over = done == microbatches
+    return Moments(
+        acting=tuple(acting),
+        which=np.array([acting[key] for key in ran_as]),
+        held=held,
+        waiting=waiting,
+        gradients=(done > 0) & ~over & (own == 0),
+        over=over & (own == 0),
+    )
 
 
-def _follow(order: Sequence[Action], stages: Sequence[int], microbatches: int) -> Iterator[Moment]:
-    held, waiting, done = [0] * len(stages), [0] * len(stages), [0] * len(stages)
-    for action in order:
-        piece, kind = stages.index(action.stage), action.kind
-        if kind is BACKWARD_INPUT and action.stage == 0:
-            continue  # no stage waits for it: it runs with the weights' part
-        if kind is BACKWARD_WEIGHT and action.stage == 0:
-            kind = BACKWARD
-        if kind in (BACKWARD, BACKWARD_INPUT):
-            held[piece] -= 1
-        elif kind is BACKWARD_WEIGHT:
-            waiting[piece] -= 1
-        yield Moment(
-            kind=kind,
-            piece=piece,
-            held=tuple(held),
-            waiting=tuple(waiting),
-            done=tuple(n > 0 for n in done),
-            over=tuple(n == microbatches for n in done),
-            last=action.microbatch == microbatches - 1,
-        )
-        if kind is FORWARD:
-            held[piece] += 1
-        elif kind is BACKWARD_INPUT:
-            waiting[piece] += 1
-        else:
-            done[piece] += 1
+def _as_run(action: Action) -> ActionKind | None:
+    """The first stage has nobody who waits for an input's gradient: all runs with the weights' part."""
+    if action.stage == 0 and action.kind is BACKWARD_INPUT:
+        return None
+    return BACKWARD if action.stage == 0 and action.kind is BACKWARD_WEIGHT else action.kind
+
+
+def _before(counts: Table) -> Table:
+    """Sums over the moments before each."""
+    return counts.cumsum(axis=0) - counts
 
 
 @cache
 def most_waiting(schedule: str, pp: int, virtual_stages: int, microbatches: int) -> int:
     """Most microbatches of any rank between the two parts of their backward, over all its pieces."""
     ranks = (moments(schedule, pp, virtual_stages, microbatches, rank) for rank in range(pp))
-    return 1 + max(sum(moment.waiting) for found in ranks for moment in found)
+    return 1 + max(int(found.waiting.sum(axis=1).max()) for found in ranks)
 
 
 def forward_bytes(cost: BlockCost, mode: Recompute) -> float:
@@ -261,49 +276,32 @@ class Fullest:
         return self.activations + self.gradients + self.working + self.buffers
 
 
-def fullest(pieces: Sequence[Piece], found: Iterable[Moment]) -> Fullest:
+def fullest(pieces: Sequence[Piece], found: Moments) -> Fullest:
     """The fullest moment of a rank: what its action takes, and what the others have left there."""
-    resting = [_Resting(piece) for piece in pieces]
-    acting: dict[tuple, Fullest] = {}
-
-    def own(moment: Moment) -> Fullest:
-        done = moment.done[moment.piece]
-        key = (moment.kind, moment.piece, done, moment.last)
-        if key not in acting:
-            each = ACTIONS[moment.kind](pieces[moment.piece], done, moment.last)
-            acting[key] = max(each, key=lambda found: found.total)
-        return acting[key]
-
-    moment = max(found, key=lambda moment: own(moment).total + sum(_others(resting, moment)))
-    activations, gradients, buffers = _others(resting, moment)
+    own = [_fullest_of(pieces[acting.piece], acting) for acting in found.acting]
+    saved, handed, waiting, gradients, over = np.array(
+        [(p.saved, p.handed, p.waiting, p.between(over=False), p.between(over=True)) for p in pieces]
+    ).T
+    left = (
+        (found.held + found.waiting) @ saved,
+        found.gradients @ gradients + found.over @ over,
+        found.held @ handed + found.waiting @ waiting,
+    )
+    total = np.array([each.total for each in own])[found.which] + sum(left)
+    moment = int(np.argmax(total))
+    activations, gradients, buffers = (float(each[moment]) for each in left)
+    acting = own[found.which[moment]]
     return Fullest(
-        activations=activations + own(moment).activations,
-        gradients=gradients + own(moment).gradients,
-        working=own(moment).working,
-        buffers=buffers + own(moment).buffers,
+        activations=activations + acting.activations,
+        gradients=gradients + acting.gradients,
+        working=acting.working,
+        buffers=buffers + acting.buffers,
     )
 
 
-class _Resting:
-    """What a piece leaves in memory while another action runs, worked out once."""
-
-    __slots__ = ("gradients", "handed", "over", "saved", "waiting")
-
-    def __init__(self, piece: Piece) -> None:
-        self.saved, self.handed, self.waiting = piece.saved, piece.handed, piece.waiting
-        self.gradients, self.over = piece.between(over=False), piece.between(over=True)
-
-
-def _others(pieces: Sequence[_Resting], moment: Moment) -> tuple[float, float, float]:
-    """Activations, gradients and buffers that a moment's action finds."""
-    activations = gradients = buffers = 0.0
-    for index, piece in enumerate(pieces):
-        held, waiting = moment.held[index], moment.waiting[index]
-        activations += (held + waiting) * piece.saved
-        buffers += held * piece.handed + waiting * piece.waiting
-        if moment.done[index] and index != moment.piece:
-            gradients += piece.over if moment.over[index] else piece.gradients
-    return activations, gradients, buffers
+def _fullest_of(piece: Piece, acting: Acting) -> Fullest:
+    """The fullest that an action's own piece gets."""
+    return max(ACTIONS[acting.kind](piece, acting.done, acting.last), key=lambda found: found.total)
 
 
 def _forward(piece: Piece, done: bool, last: bool) -> Iterator[Fullest]:

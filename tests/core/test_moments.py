@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from tpplan.planner.cost import BlockCost, Live, Recompute
 from tpplan.planner.estimate.as_run import as_run
@@ -12,10 +13,12 @@ from tpplan.planner.estimate.frameworks import FRAMEWORKS
 from tpplan.planner.estimate.live import live
 from tpplan.planner.estimate.moments import (
     ACTIONS,
-    Moment,
+    Acting,
+    Moments,
     Piece,
     Reduced,
     Run,
+    follow,
     fullest,
     in_one_part,
     moments,
@@ -32,6 +35,7 @@ from tpplan.planner.schedule import (
     actions,
     illegality,
     in_flight,
+    stages_of,
 )
 from tpplan.planner.solve.rerun import Kept
 
@@ -68,19 +72,36 @@ def test_a_rank_holds_at_the_most_what_its_schedule_says(name: Schedule, pp: int
     """Those being run count too; the first stage's input gradients are not run apart."""
     for rank in range(pp):
         found = moments(name, pp, v, m, rank)
-        most = max(sum(moment.held) + sum(moment.waiting) + 1 for moment in found) / v
+        most = (1 + (found.held + found.waiting).sum(axis=1).max()) / v
         assert most <= in_flight(name, pp, v, m, rank)
         assert most == in_flight(name, pp, v, m, rank) or (rank == 0 and name in SPLIT_BACKWARD)
 
 
 @pytest.mark.parametrize(("name", "pp", "v", "m"), SHAPES)
-def test_moments_that_are_left_out_hold_less(
-    name: Schedule, pp: int, v: int, m: int, monkeypatch: pytest.MonkeyPatch
+def test_moments_are_those_that_a_rank_comes_by_one_after_the_other(
+    name: Schedule, pp: int, v: int, m: int
 ) -> None:
-    pieces = [Piece(runs=(run(2, gradients=size),), handed=7.0) for size in (50.0, 5000.0)[:v]]
-    most = [fullest(pieces, moments.__wrapped__(name, pp, v, m, rank)).total for rank in range(pp)]
-    monkeypatch.setattr("tpplan.planner.estimate.moments._most", lambda found: found)
-    assert [fullest(pieces, moments.__wrapped__(name, pp, v, m, rank)).total for rank in range(pp)] == most
+    """Counted by hand, action by action."""
+    for rank, order in enumerate(actions(name, pp=pp, virtual_stages=v, microbatches=m)):
+        stages = stages_of(name, pp=pp, virtual_stages=v, rank=rank)
+        found, held, waiting, done = follow(order, stages), [0] * v, [0] * v, [0] * v
+        rows = iter(zip(found.which, found.held, found.waiting, found.gradients, found.over, strict=True))
+        for action in order:
+            piece, kind = stages.index(action.stage), action.kind
+            if action.stage == 0 and kind is BACKWARD_INPUT:
+                continue
+            kind = BACKWARD if action.stage == 0 and kind is BACKWARD_WEIGHT else kind
+            held[piece] -= kind in (BACKWARD, BACKWARD_INPUT)
+            waiting[piece] -= kind is BACKWARD_WEIGHT
+            which, *row = next(rows)
+            assert found.acting[which] == (kind, piece, done[piece] > 0, action.microbatch == m - 1)
+            others = [n if i != piece else 0 for i, n in enumerate(done)]
+            gradients, over = [0 < n < m for n in others], [n == m for n in others]
+            assert [list(each) for each in row] == [held, waiting, gradients, over]
+            held[piece] += kind is FORWARD
+            waiting[piece] += kind is BACKWARD_INPUT
+            done[piece] += kind in (BACKWARD, BACKWARD_WEIGHT)
+        assert next(rows, None) is None
 
 
 @pytest.mark.parametrize(("name", "pp", "v", "m"), SHAPES)
@@ -94,13 +115,13 @@ def test_more_microbatches_than_are_followed_show_nothing_new(
 
 
 def test_one_stage_has_a_first_a_middle_and_a_last_microbatch() -> None:
-    backwards = [moment for moment in moments("none", 1, 1, 100, 0) if moment.kind is BACKWARD]
-    assert [(moment.done, moment.last) for moment in backwards] == [
-        ((False,), False),
-        ((True,), False),
-        ((True,), True),
+    backwards = [acting for acting in moments("none", 1, 1, 100, 0).acting if acting.kind is BACKWARD]
+    assert [(acting.done, acting.last) for acting in backwards] == [
+        (False, False),
+        (True, False),
+        (True, True),
     ]
-    assert moments("none", 1, 1, 1, 0)[-1].last
+    assert all(acting.last for acting in moments("none", 1, 1, 1, 0).acting)
 
 
 def test_zero_bubble_leaves_weights_waiting() -> None:
@@ -125,44 +146,50 @@ def test_backward_in_one_part_takes_the_place_of_its_first(name: Schedule) -> No
 # --------------------------------------------------------------------------- what they take
 
 
-def moment(kind=BACKWARD, *, held=0, waiting=0, done=False, last=False) -> Moment:
-    return Moment(
-        kind=kind, piece=0, held=(held,), waiting=(waiting,), done=(done,), over=(False,), last=last
+def moment(kind=BACKWARD, *, held=0, waiting=0, done=False, last=False) -> Moments:
+    """The only one there is, of a rank with one piece."""
+    return Moments(
+        acting=(Acting(kind, 0, done, last),),
+        which=np.array([0]),
+        held=np.array([[held]]),
+        waiting=np.array([[waiting]]),
+        gradients=np.array([[False]]),
+        over=np.array([[False]]),
     )
 
 
 def test_the_first_backward_has_all_activations_or_all_gradients() -> None:
     """Two blocks. At the last one nothing is freed; at the first its activations gave way to gradients."""
     few = Piece(runs=(run(2, gradients=10.0),), handed=0.0)
-    found = fullest([few], [moment(held=1)])
+    found = fullest([few], moment(held=1))
     assert (found.activations, found.gradients, found.working) == (200 + 200, 0, 30)
     many = Piece(runs=(run(2),), handed=0.0)
-    found = fullest([many], [moment(held=1)])
+    found = fullest([many], moment(held=1))
     assert (found.activations, found.gradients, found.working) == (200 + 100, 1000, 30)
 
 
 def test_later_backwards_find_all_gradients() -> None:
-    found = fullest([Piece(runs=(run(2),), handed=7.0)], [moment(held=1, done=True)])
+    found = fullest([Piece(runs=(run(2),), handed=7.0)], moment(held=1, done=True))
     assert (found.activations, found.gradients, found.working) == (400, 2000, 20)
     assert found.buffers == 7 + 2 * 7, "an output for the one in flight; its own, and the gradient received"
 
 
 def test_recomputation_brings_back_one_block_at_a_time() -> None:
-    found = fullest([Piece(runs=(run(3, Recompute.FULL),), handed=0.0)], [moment(held=1, done=True)])
+    found = fullest([Piece(runs=(run(3, Recompute.FULL),), handed=0.0)], moment(held=1, done=True))
     assert (found.activations, found.working) == (30 + 30, 90 + 20)
 
 
 def test_forward_under_recomputation_keeps_only_what_enters() -> None:
     piece = Piece(runs=(run(3, Recompute.FULL),), handed=0.0)
-    assert fullest([piece], [moment(FORWARD)]).total == 30 + 40 - 10
+    assert fullest([piece], moment(FORWARD)).total == 30 + 40 - 10
 
 
 def test_backward_in_two_parts_keeps_everything_and_what_weights_wait_for() -> None:
     piece = Piece(runs=(run(2),), handed=7.0)
-    inputs = fullest([piece], [moment(BACKWARD_INPUT, waiting=1, done=True)])
+    inputs = fullest([piece], moment(BACKWARD_INPUT, waiting=1, done=True))
     assert (inputs.activations, inputs.working) == (2 * 200, 50)
     assert inputs.buffers == 120 + 60 + 2 * 7, "one that waits, half of this one, and what is handed over"
-    weights = fullest([piece], [moment(BACKWARD_WEIGHT, done=True)])
+    weights = fullest([piece], moment(BACKWARD_WEIGHT, done=True))
     assert (weights.activations, weights.working, weights.buffers) == (200, 400, 120 + 7)
 
 
@@ -173,7 +200,7 @@ def sharded(count: int, **fields: float | bool) -> Run:
 def test_gradients_reduced_in_every_backward_are_shards_between() -> None:
     """At the second layer from behind: shards of both; beside them the first one's buffer."""
     piece = Piece(runs=(sharded(2),), handed=0.0, reduces=Reduced.EACH)
-    found = fullest([piece], [moment(done=True)])
+    found = fullest([piece], moment(done=True))
     assert (found.activations, found.working) == (0, 0), "the last to be reduced, whole and in a buffer"
     assert found.gradients == 1000 + 250 + 250
     assert found.buffers == 1000, "which the one before it has left"
@@ -190,7 +217,7 @@ def test_the_last_backward_gives_up_copies() -> None:
 
 def test_what_is_no_layer_is_reduced_last_and_its_buffer_stays() -> None:
     piece = Piece(runs=(sharded(1, root=True),), handed=0.0, reduces=Reduced.EACH)
-    first, later = (fullest([piece], [moment(done=done)]) for done in (False, True))
+    first, later = (fullest([piece], moment(done=done)) for done in (False, True))
     assert (first.gradients, first.buffers) == (1000, 1000)
     assert (later.gradients, later.buffers) == (1000 + 250, 1000)
 
@@ -198,7 +225,7 @@ def test_what_is_no_layer_is_reduced_last_and_its_buffer_stays() -> None:
 def test_buffers_without_layers_stay_through_forward() -> None:
     """That of the gathered parameters; from the second microbatch on that of the first one's gradients."""
     piece = Piece(runs=(sharded(1, root=True),), handed=0.0, reduces=Reduced.EACH, gathering=600.0)
-    first, later = (fullest([piece], [moment(FORWARD, done=done)]) for done in (False, True))
+    first, later = (fullest([piece], moment(FORWARD, done=done)) for done in (False, True))
     assert (first.buffers, later.buffers) == (600, 600 + 1000)
 
 
