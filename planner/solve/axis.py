@@ -8,7 +8,7 @@ layout, forward, and backward by duality. A weight on saved bytes sweeps the tim
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -201,8 +201,8 @@ class AxisProblem:
         """Whether every op has a choice at all on this axis."""
         return all(self.choices.values())
 
-    def solve(self, *, reduce: bool = True, seconds_per_byte: float = 0.0) -> AxisSolution:
-        """The best choices, with a weight on bytes that are kept for backward.
+    def solve(self, *, reduce: bool = True, seconds_per_byte: Sequence[float] = (0.0,)) -> list[AxisSolution]:
+        """The best choices for each weight on bytes that are kept for backward.
 
         Raises `SolverError` when none is possible.
         """
@@ -213,13 +213,16 @@ class AxisProblem:
             converts_parameters=self.axis.converts_parameters,
             reduce=reduce,
         )
-        problem = frame.presolved
-        costs = {node: self._costs(key, problem.kept[node]) for key, node in frame.nodes.items()}
+        kept = frame.presolved.kept
+        seconds = np.array([s for key, node in frame.nodes.items() for s in self._seconds(key, kept[node])])
+        nbytes = np.zeros_like(seconds)
+        if any(seconds_per_byte):
+            nbytes = np.array([n for key, node in frame.nodes.items() for n in self._bytes(key, kept[node])])
         prices = np.array([self._prices(read) for read in frame.reads]).reshape(-1, len(COLLECTIVES))
-        if seconds_per_byte:
-            for key, node in frame.nodes.items():
-                costs[node] = costs[node] + seconds_per_byte * self._kept_bytes(key, problem.kept[node])
-        assignment = problem.solve(costs, prices)
+        rows = seconds + np.outer(seconds_per_byte, nbytes)
+        return [self._solution(frame, assignment) for assignment in frame.presolved.solve(rows, prices)]
+
+    def _solution(self, frame: Frame, assignment: Assignment) -> AxisSolution:
         chosen = {key: self.choices[key][assignment.states[node]] for key, node in frame.nodes.items()}
         return AxisSolution(
             axis=self.axis.name,
@@ -242,10 +245,15 @@ class AxisProblem:
 
     # ------------------------------------------------------------------ costs
 
-    def _costs(self, key: OpKey, states: Matrix) -> Matrix:
-        """Seconds of an op in the whole model under some of its choices."""
+    def _seconds(self, key: OpKey, states: Matrix) -> list[float]:
+        """Of an op in the whole model, under some of its choices."""
         op, count, options = self.ops[key], self.graph.blocks[key[0]].count, self.choices[key]
-        return np.array([count * self._op_cost(key, op, self.sizes[key], options[i]) for i in states])
+        return [count * self._op_cost(key, op, self.sizes[key], options[i]) for i in states]
+
+    def _bytes(self, key: OpKey, states: Matrix) -> list[float]:
+        """What one device keeps of an op in the whole model for backward, under some of its choices."""
+        count, options = self.graph.blocks[key[0]].count, self.choices[key]
+        return [count * self._saved_bytes(key, options[i]) for i in states]
 
     def _op_cost(self, key: OpKey, op: Op, sizes: Sizes, choice: Choice) -> float:
         local = local_sizes(op, choice, sizes, self.axis.degree)
@@ -266,11 +274,6 @@ class AxisProblem:
             *backward_work(op, local, imbalance=skew, fused=self.axis.fused),
         )
         return sum(self.axis.kernel_time(work).seconds for work in kernels) + _storage_price(op, local)
-
-    def _kept_bytes(self, key: OpKey, states: Matrix) -> Matrix:
-        """Bytes of an op in the whole model that one device keeps for backward, under some of its choices."""
-        count, options = self.graph.blocks[key[0]].count, self.choices[key]
-        return np.array([count * self._saved_bytes(key, options[i]) for i in states])
 
     def _saved_bytes(self, key: OpKey, choice: Choice) -> float:
         op = self.ops[key]

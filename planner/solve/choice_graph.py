@@ -15,14 +15,14 @@ Three exact steps, the first and the order of the second once for all prices (`P
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..errors import SolverError
-from .elimination import Elimination, Scope, greedy_orders, series_parallel_order
+from .elimination import Eliminated, Elimination, Scope, greedy_orders, series_parallel_order
 
 if TYPE_CHECKING:
     import pulp
@@ -106,7 +106,8 @@ def solve(graph: ChoiceGraph, *, prices: Matrix | None = None, reduce: bool = Tr
 
     `reduce=False` hands the whole problem to the ILP. Raises `SolverError` when no assignment is possible.
     """
-    return Presolved(graph, reduce=reduce).solve({}, prices)
+    (found,) = Presolved(graph, reduce=reduce).solve(np.zeros((1, 0)), prices)
+    return found
 
 
 class Presolved:
@@ -137,7 +138,7 @@ class Presolved:
         self._counts, self._items, self._targets = _stacked(counted)
         self._sizes = {n: len(kept) for n, kept in self.kept.items() if n not in settled}
         self._pairs = [scope for scope in self._places if len(scope) == 2]
-        self._order = self._cheapest_order() if reduce else ()
+        self._elimination = Elimination(self._sizes, self._pairs, self._cheapest_order() if reduce else ())
         self._lookups = self._where_to_look()
 
     def _place(self, scope: Scope) -> slice:
@@ -174,41 +175,41 @@ class Presolved:
             return cheapest.nodes
         return series_parallel_order(self._sizes, neighbours).nodes
 
-    def solve(
-        self, costs: Mapping[int, Matrix], prices: Matrix | None = None, *, time_limit_s: float | None = None
-    ) -> Assignment:
-        """The optimal assignment with `costs` per kept state of some nodes, and prices (item, thing).
+    def solve(self, costs: Matrix, prices: Matrix | None = None) -> list[Assignment]:
+        """The optimal assignment for each row of `costs`, at prices (item, thing).
+
+        A row has the costs of the kept states of the first nodes, one node after the other.
 
         Raises `SolverError` when no assignment is possible.
         """
-        tables = self._tables(costs, prices)
-        elimination = Elimination(
-            {n: tables[self._places[n,]] for n in self._sizes},
-            ((u, v, self._table(tables, (u, v))) for u, v in self._pairs),
-        )
-        for node in self._order:
-            elimination.eliminate(node)
+        rows = self._tables(costs, prices)
+        scopes = [*((n,) for n in self._sizes), *self._pairs]
+        eliminated = self._elimination.run([self._table(rows, scope) for scope in scopes], len(rows))
+        return [self._assignment(eliminated, row, tables) for row, tables in enumerate(rows)]
+
+    def _assignment(self, eliminated: Eliminated, row: int, tables: Matrix) -> Assignment:
         states, bound, optimal = dict[int, int](), 0.0, True
-        left, edges = elimination.left()
+        left, edges = eliminated.left(row)
         if left:
-            states, bound, optimal = _ilp(left, edges, time_limit_s)
-        elimination.restore(states)
+            states, bound, optimal = _ilp(left, edges)
+        eliminated.restore(row, states)
         states |= dict.fromkeys(self._settled, 0)
         cost = self._cost_of(states, tables)
         if not math.isfinite(cost):
             raise SolverError(IMPOSSIBLE)
-        bound += elimination.constant + sum(float(tables[self._places[n,]][0]) for n in self._settled)
+        bound += float(eliminated.constants[row])
+        bound += sum(float(tables[self._places[n,]][0]) for n in self._settled)
         found = {n: int(kept[states[n]]) for n, kept in self.kept.items()}
         return Assignment(states=found, cost=cost, bound=min(bound, cost), optimal=optimal, core=len(left))
 
-    def _tables(self, costs: Mapping[int, Matrix], prices: Matrix | None) -> Matrix:
-        """All tables, one after the other."""
-        tables = self._base.copy()
-        for n, row in costs.items():
-            tables[self._places[n,]] += row
+    def _tables(self, costs: Matrix, prices: Matrix | None) -> Matrix:
+        """All tables, one after the other, for each row of costs."""
+        common = self._base
         if prices is not None and len(self._items):
             priced = np.einsum("et,et->e", self._counts, prices[self._items])
-            tables += np.bincount(self._targets, weights=priced, minlength=len(tables))
+            common = common + np.bincount(self._targets, weights=priced, minlength=len(common))
+        tables = np.tile(common, (len(costs), 1))
+        tables[:, : costs.shape[1]] += costs
         return tables
 
     def _cost_of(self, states: dict[int, int], tables: Matrix) -> float:
@@ -217,8 +218,9 @@ class Presolved:
         rows, columns, starts, widths = self._lookups
         return float(tables[starts + chosen[rows] * widths + chosen[columns]].sum())
 
-    def _table(self, tables: Matrix, scope: Scope) -> Matrix:
-        return tables[self._places[scope]].reshape([len(self.kept[n]) for n in scope])
+    def _table(self, rows: Matrix, scope: Scope) -> Matrix:
+        """(row, a state per node of the scope)."""
+        return rows[:, self._places[scope]].reshape(-1, *(len(self.kept[n]) for n in scope))
 
 
 def _stacked(counted: list[tuple[slice, Matrix, int]]) -> tuple[Matrix, Matrix, Matrix]:
@@ -258,9 +260,7 @@ def _possible(graph: ChoiceGraph) -> dict[int, Matrix]:
     return {n: np.flatnonzero(mask) for n, mask in alive.items()}
 
 
-def _ilp(
-    costs: dict[int, Matrix], edges: dict[int, dict[int, Matrix]], time_limit_s: float | None
-) -> tuple[dict[int, int], float, bool]:
+def _ilp(costs: dict[int, Matrix], edges: dict[int, dict[int, Matrix]]) -> tuple[dict[int, int], float, bool]:
     """One-hot binaries per node, continuous edge variables with equality marginals."""
     import pulp
 
@@ -286,7 +286,7 @@ def _ilp(
             if u < v:
                 objective.extend(_edge_rows(model, nodes[u], nodes[v], w, f"e_{u}_{v}"))
     model += pulp.lpSum(objective)
-    solution = solver.solve(model, time_limit_s=time_limit_s)
+    solution = solver.solve(model)
     if not solution.has_values:
         raise SolverError(f"the split ILP ended {solution.status} ({solution.solver})")
     states = {n: max(range(len(v)), key=lambda i, v=v: v[i].value() or 0.0) for n, v in nodes.items()}

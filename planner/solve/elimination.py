@@ -13,7 +13,7 @@ the tables become: finding the best one is hard, and greedy ones do well on grap
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from heapq import heapify, heappop, heappush
@@ -91,79 +91,138 @@ def _greedy(
     return Order(nodes=tuple(nodes), work=work, largest=largest)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """A table that mentions a node, and how it is laid out beside the others: the node's axis first, then one
+    per neighbour, of length one where it lacks that."""
+
+    table: int
+    axes: tuple[int, ...] | None
+    """The order of its axes, rows of problems first; None: as they are."""
+    shape: tuple[int, ...] | None
+    """Its shape then, but for the rows; None: as it is."""
+
+    def laid(self, tables: Sequence[Matrix]) -> Matrix:
+        """(row, state of the node, a state per neighbour)."""
+        found = tables[self.table]
+        if self.axes is not None:
+            found = found.transpose(self.axes)
+        return found if self.shape is None else found.reshape(len(found), *self.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """A node goes: the tables that mention it are replaced by their least sum over its states."""
+
+    node: int
+    around: Scope
+    parts: tuple[_Part, ...]
+    """The smallest first."""
+    into: int
+    """Which table the least sum is, or is added to."""
+    adds: bool
+    at_once: bool
+    """Whether the sum is laid out whole, else one state of the node at a time."""
+
+
 class Elimination:
-    """The tables that are left, and those that nodes went by."""
+    """The steps by which nodes go, whatever the numbers in their tables."""
 
-    def __init__(self, costs: Mapping[int, Matrix], pairs: Iterable[tuple[int, int, Matrix]]) -> None:
-        """Costs per state of every node, and of pairs u < v of them."""
-        self.constant = 0.0
-        """The least sum over the nodes that have gone, as far as it depends on no other."""
-        self._tables: dict[int, dict[Scope, Matrix]] = {n: {(n,): table} for n, table in costs.items()}
-        self._gone: list[tuple[int, dict[Scope, Matrix]]] = []
-        for u, v, table in pairs:
-            self._add((u, v), table)
+    def __init__(self, sizes: Mapping[int, int], pairs: Iterable[Scope], nodes: Sequence[int]) -> None:
+        """`sizes`: number of states of each node. `pairs`: those with a table of their own, which come after
+        one table of each node. `nodes`: those that go, in this order."""
+        self._sizes = sizes
+        self._scopes: list[Scope] = [(), *((n,) for n in sizes), *pairs]
+        """Of each table that is made; the first is the sum that no node is mentioned in."""
+        self._live: dict[int, dict[Scope, int]] = {n: {} for n in sizes}
+        for index, scope in enumerate(self._scopes):
+            for n in scope:
+                self._live[n][scope] = index
+        self._steps = [self._step(node) for node in nodes]
 
-    def eliminate(self, node: int) -> None:
-        """Replace all tables that mention the node by one over its neighbours."""
-        mentions = self._tables.pop(node)
+    def _step(self, node: int) -> _Step:
+        mentions = self._live.pop(node)
         for scope in mentions:
             for other in scope:
                 if other != node:
-                    del self._tables[other][scope]
-        self._gone.append((node, mentions))
+                    del self._live[other][scope]
         around = tuple(sorted({other for scope in mentions for other in scope} - {node}))
-        self._add(around, _least(node, mentions, around))
+        into = self._live[around[0]].get(around) if around else 0
+        adds = into is not None
+        if into is None:
+            into = len(self._scopes)
+            self._scopes.append(around)
+            for n in around:
+                self._live[n][around] = into
+        by_size = sorted(mentions, key=self._numbers)
+        return _Step(
+            node=node,
+            around=around,
+            parts=tuple(self._part(mentions[scope], scope, node, around) for scope in by_size),
+            into=into,
+            adds=adds,
+            at_once=self._numbers((node, *around)) <= MAX_AT_ONCE,
+        )
 
-    def _add(self, scope: Scope, table: Matrix) -> None:
-        if not scope:
-            self.constant += float(table)
-        for node in scope:
-            present = self._tables[node].get(scope)
-            self._tables[node][scope] = table if present is None else present + table
+    def _numbers(self, scope: Scope) -> int:
+        return math.prod(self._sizes[n] for n in scope)
 
-    def left(self) -> tuple[dict[int, Matrix], dict[int, dict[int, Matrix]]]:
-        """Costs of the nodes that are left, and of pairs of them; no larger table may be left."""
-        costs = {n: tables[n,] for n, tables in self._tables.items()}
+    def _part(self, table: int, scope: Scope, node: int, around: Scope) -> _Part:
+        place = scope.index(node)
+        axes = (0, place + 1, *(i + 1 for i in range(len(scope)) if i != place)) if place else None
+        shape = (self._sizes[node], *(self._sizes[n] if n in scope else 1 for n in around))
+        return _Part(table=table, axes=axes, shape=shape if len(scope) <= len(around) else None)
+
+    def run(self, tables: Sequence[Matrix], rows: int) -> Eliminated:
+        """Let the nodes go. `tables` are of (row, a state per node): every row is a problem of its own."""
+        made = [np.zeros(rows), *tables]
+        sums = []
+        for step in self._steps:
+            laid = [part.laid(made) for part in step.parts]
+            if step.at_once:
+                laid = [reduce(np.add, laid)]
+            least = laid[0].min(axis=1) if step.at_once else _least(laid, self._sizes[step.node])
+            if step.adds:
+                made[step.into] = made[step.into] + least
+            else:
+                made.append(least)
+            sums.append(laid)
+        return Eliminated(constants=made[0], tables=made, sums=sums, steps=self._steps, live=self._live)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eliminated:
+    """What is left of several problems, and the sums that nodes went by."""
+
+    constants: Matrix
+    """Per problem the least sum over the nodes that have gone, as far as it depends on no other."""
+    tables: Sequence[Matrix]
+    sums: Sequence[Sequence[Matrix]]
+    steps: Sequence[_Step]
+    live: Mapping[int, Mapping[Scope, int]]
+
+    def left(self, row: int) -> tuple[dict[int, Matrix], dict[int, dict[int, Matrix]]]:
+        """Costs of the nodes that are left of a problem, and of pairs; no larger table may be left."""
+        costs = {n: self.tables[tables[n,]][row] for n, tables in self.live.items()}
         edges: dict[int, dict[int, Matrix]] = {n: {} for n in costs}
-        for tables in self._tables.values():
-            for u, v in (scope for scope in tables if len(scope) > 1):
-                edges[u][v], edges[v][u] = tables[u, v], tables[u, v].T
+        for tables in self.live.values():
+            for (u, v), index in ((scope, i) for scope, i in tables.items() if len(scope) > 1):
+                edges[u][v], edges[v][u] = self.tables[index][row], self.tables[index][row].T
         return costs, edges
 
-    def restore(self, states: dict[int, int]) -> None:
-        """Add the best states of the nodes that went to those of the nodes that were left."""
-        for node, mentions in reversed(self._gone):
-            rows = (
-                table[tuple(slice(None) if n == node else states[n] for n in scope)]
-                for scope, table in mentions.items()
+    def restore(self, row: int, states: dict[int, int]) -> None:
+        """Add the best states of the nodes that went to those of the nodes that were left of a problem."""
+        for step, laid in zip(reversed(self.steps), reversed(self.sums), strict=True):
+            around = [states[n] for n in step.around]
+            total = sum(
+                table[row][
+                    :, *(min(state, width - 1) for state, width in zip(around, table.shape[2:], strict=True))
+                ]
+                for table in laid
             )
-            states[node] = int(np.argmin(sum(rows)))
+            states[step.node] = int(np.argmin(total))
 
 
-def _least(node: int, tables: Mapping[Scope, Matrix], around: Scope) -> Matrix:
-    """The least sum over the node's states, as a table over `around`."""
-    lengths = {
-        n: length for scope, table in tables.items() for n, length in zip(scope, table.shape, strict=True)
-    }
-    laid = sorted((_laid(node, scope, table, around) for scope, table in tables.items()), key=_numbers)
-    shape = tuple(lengths[n] for n in around)
-    if lengths[node] * math.prod(shape) <= MAX_AT_ONCE:
-        return reduce(np.add, laid).min(axis=0)
-    least = np.full(shape, np.inf)
-    for state in range(lengths[node]):
-        np.minimum(least, reduce(np.add, (table[state] for table in laid)), out=least)
-    return least
-
-
-def _numbers(table: Matrix) -> int:
-    return table.size
-
-
-def _laid(node: int, scope: Scope, table: Matrix, around: Scope) -> Matrix:
-    """The table with the node's axis first, then one per node of `around`; of length one if it lacks it."""
-    axis = scope.index(node)
-    first = table.transpose(axis, *(i for i in range(len(scope)) if i != axis)) if axis else table
-    if len(scope) == len(around) + 1:
-        return first
-    lengths = dict(zip((n for n in scope if n != node), first.shape[1:], strict=True))
-    return first.reshape(first.shape[0], *(lengths.get(n, 1) for n in around))
+def _least(laid: Sequence[Matrix], states: int) -> Matrix:
+    """The least sum of tables over the states of a node, one state at a time."""
+    return reduce(np.minimum, (reduce(np.add, (table[:, i] for table in laid)) for i in range(states)))

@@ -8,7 +8,7 @@ with a whole residual against reduce-scatters and all-gathers with a residual sp
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -177,8 +177,7 @@ class _Solver:
         """What ranks of ep exchange at least, computation not counted."""
         axis = replace(self._axis("ep", ep, span), kernel_time=_no_time)
         sizes = traced_sizes(self._graph, batch=micro_batch * ep)
-        solution = self._along(axis, sizes)
-        return solution.assignment.bound if solution and solution.assignment else 0.0
+        return sum(found.assignment.bound for found in self._along(axis, sizes) if found.assignment)
 
     def _splits(self, degrees: Degrees, spans: Spans, micro_batch: int) -> tuple[tuple[Splits, float], ...]:
         """Distinct splits, for one weight on memory after the other; empty when the graph allows none.
@@ -197,41 +196,48 @@ class _Solver:
         solutions: list[AxisSolution] = []
         before = [traced_sizes(self._graph, batch=micro_batch * degrees[1])]
         for name, degree, span in zip(("cp", "ep"), degrees, spans, strict=True):
-            solution = self._along(self._axis(name, degree, span), before[-1])
-            if solution is None:
+            found = self._along(self._axis(name, degree, span), before[-1])
+            if not found:
                 return None
-            solutions.append(solution)
-            before.append(after(self._graph, before[-1], solution))
+            solutions += found
+            before.append(after(self._graph, before[-1], *found))
         return solutions, before
 
     def _inner(
         self, axis: Axis, outer: list[AxisSolution], before: list[dict[OpKey, Sizes]]
     ) -> tuple[tuple[Splits, float], ...]:
         """The splits over tp, under those of the axes before it."""
-        found: list[tuple[Splits, float]] = []
-        for weight in self._weights if axis.degree > 1 else self._weights[:1]:
-            free = tp = self._along(axis, before[-1], weight)
-            if tp and repeated_share(self._graph, tp) > MAX_REPEATED_SHARE:
-                tp = self._along(replace(axis, repeats_products=False), before[-1], weight)
-            if free is None or tp is None:
+        sizes, weights = before[-1], self._weights if axis.degree > 1 else self._weights[:1]
+        free = self._along(axis, sizes, weights)
+        strict: list[AxisSolution] = []
+        if any(repeated_share(self._graph, tp) > MAX_REPEATED_SHARE for tp in free):
+            strict = self._along(replace(axis, repeats_products=False), sizes, weights)
+            if not strict:
                 return ()
+        found: list[tuple[Splits, float]] = []
+        for place, tp in enumerate(free):
+            proven_s = 0.0 if weights[place] else _proven_s(*outer, tp)
+            if repeated_share(self._graph, tp) > MAX_REPEATED_SHARE:
+                tp = strict[place]
             if all(splits.tp.choices != tp.choices for splits, _ in found):
-                found.append((self._chosen(outer, before, tp), 0.0 if weight else _proven_s(*outer, free)))
+                found.append((self._chosen(outer, before, tp), proven_s))
         return tuple(found)
 
-    def _along(self, axis: Axis, sizes: dict[OpKey, Sizes], weight: float = 0.0) -> AxisSolution | None:
-        """The best choices along one axis, if any are possible."""
+    def _along(
+        self, axis: Axis, sizes: dict[OpKey, Sizes], weights: Sequence[float] = (0.0,)
+    ) -> list[AxisSolution]:
+        """The best choices along one axis for each weight on memory; empty when none are possible."""
         if axis.degree == 1 and axis.name in self._unsplit:
-            return self._unsplit[axis.name]
+            return [self._unsplit[axis.name]]
         problem = AxisProblem(self._graph, sizes, axis, self._known)
         if not problem.possible():
-            return None
+            return []
         if axis.degree == 1:
-            return self._unsplit.setdefault(axis.name, problem.only())
+            return [self._unsplit.setdefault(axis.name, problem.only())]
         try:
-            return problem.solve(seconds_per_byte=weight)
+            return problem.solve(seconds_per_byte=weights)
         except SolverError:
-            return None
+            return []
 
     def _chosen(
         self, outer: list[AxisSolution], before: list[dict[OpKey, Sizes]], tp: AxisSolution

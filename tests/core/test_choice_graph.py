@@ -188,6 +188,8 @@ def test_one_presolve_serves_all_costs_and_prices(seed: int, nodes: int, density
         for n, kept in presolved.kept.items():
             whole.costs[n] = graph.costs[n].copy()
             whole.costs[n][kept] += beside[n]
-        found = presolved.solve(beside, prices)
+        rows = np.array([np.concatenate(list(beside.values())) * factor for factor in (1, 0)])
+        found, without = presolved.solve(rows, prices)
         assert found.cost == cheapest(whole, prices) == cost_of(whole, found.states, prices)
+        assert without.cost == cheapest(graph, prices) == cost_of(graph, without.states, prices)
         assert found.bound == pytest.approx(found.cost, abs=1e-9)

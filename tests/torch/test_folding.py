@@ -119,7 +119,8 @@ def cost(
                     c for c in problem.choices[block, i] if (c.kind, c.label) == (wanted.kind, wanted.label)
                 )
                 problem.choices[block, i] = (next(same),)
-    return problem.solve(seconds_per_byte=0.01)
+    (found,) = problem.solve(seconds_per_byte=(0.01,))
+    return found
 
 
 KINDS = st.fixed_dictionaries(

@@ -156,7 +156,7 @@ def check_against_brute_force(graph: Graph, topology: Topology) -> None:
     assert sizes is not None
     best = brute_force(graph, axis)
     for reduce in (True, False):
-        solution = AxisProblem(graph, sizes, axis).solve(reduce=reduce)
+        (solution,) = AxisProblem(graph, sizes, axis).solve(reduce=reduce)
         assert solution.assignment is not None
         assert solution.assignment.cost == pytest.approx(best, rel=1e-9)
         assert total_s(graph, axis, solution, unsplit(graph, axis)) == pytest.approx(best, rel=1e-9)
@@ -173,7 +173,7 @@ def test_the_ilp_finds_megatron(gpt: Graph, reduce: bool) -> None:
     """Column then row over ffn, attention over heads, vocabulary-parallel head: nobody told it."""
     sizes = traced_sizes(gpt, batch=1)
     assert sizes is not None
-    solution = AxisProblem(gpt, sizes, axis_on(load("dgx-a100-80"), 8)).solve(reduce=reduce)
+    (solution,) = AxisProblem(gpt, sizes, axis_on(load("dgx-a100-80"), 8)).solve(reduce=reduce)
 
     def split_of(module: str) -> str:
         for (block, i), choice in solution.choices.items():
@@ -236,7 +236,7 @@ def test_a_table_read_twice_pays_for_its_own_conversions(shape: tuple[int, int, 
     graph = build(trace_source(TiedHead(vocab, hidden), seq_len=sequence, example_inputs=inputs))
     axis = axis_on(load("dgx-h100"), 2)
     sizes = traced_sizes(graph, batch=1)
-    solution = AxisProblem(graph, sizes, axis).solve()
+    (solution,) = AxisProblem(graph, sizes, axis).solve()
     assert solution.assignment is not None
     assert total_s(graph, axis, solution, unsplit(graph, axis)) == pytest.approx(
         solution.assignment.cost, rel=1e-9
