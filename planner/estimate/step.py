@@ -231,6 +231,8 @@ def _hidden_behind(
     communications: Sequence[Communication], shares: Sequence[float], *, compute_s: float
 ) -> Comms:
     """The same collectives with what `compute_s` leaves exposed of each execution."""
+    if not communications:
+        return []
     comms = [(c.seconds * c.count, share) for c, share in zip(communications, shares, strict=True)]
     exposed = exposed_s(comms, compute_s=compute_s)
     return [

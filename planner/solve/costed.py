@@ -38,6 +38,17 @@ REDUCES_EVERY_MICROBATCH = 2
 """The ZeRO stage from which data-parallel ranks communicate for every microbatch."""
 
 
+@dataclass(slots=True)
+class Shared:
+    """What candidates of one search share (memos)."""
+
+    onces: dict[tuple, float] = field(default_factory=dict)
+    """Bounds of once-per-step seconds in a pipeline, whatever the microbatch."""
+    times: dict[int, tuple[IntraSolution, dict[str, BlockTime]]] = field(default_factory=dict)
+    """Seconds of the blocks of an intra-op solution, by its id, where data-parallel ranks stay apart from
+    microbatch to microbatch."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Costed:
     """A candidate under one intra-op solution (real or ideal): all that its stages need."""
@@ -48,8 +59,7 @@ class Costed:
     recompute: Recompute | None = None
     handed: Communication | None = None
     """One hand-over, where it is not what the setting makes it."""
-    known_onces: dict[tuple, float] = field(default_factory=dict)
-    """Bounds of once-per-step seconds in a pipeline, which other microbatches share (a memo)."""
+    shared: Shared = field(default_factory=Shared)
 
     @property
     def candidate(self) -> Candidate:
@@ -59,7 +69,22 @@ class Costed:
     @cached_property
     def times(self) -> dict[str, BlockTime]:
         """Per block class, one microbatch."""
+        if self._communicates_every_microbatch:
+            return self._block_times()
+        key = id(self.intra)
+        if key not in self.shared.times:
+            self.shared.times[key] = (self.intra, self._block_times())
+        return self.shared.times[key][1]
+
+    def _block_times(self) -> dict[str, BlockTime]:
         return {name: block_time(cost, self.setting) for name, cost in self.intra.blocks.items()}
+
+    @property
+    def _communicates_every_microbatch(self) -> bool:
+        """Whether data-parallel ranks do, so that blocks take longer for where these lie."""
+        candidate = self.candidate
+        stage = traffic_stage(candidate.zero_stage, candidate.mesh, self.problem.framework)
+        return stage >= REDUCES_EVERY_MICROBATCH
 
     @cached_property
     def states(self) -> dict[str, BlockStates]:
@@ -262,9 +287,9 @@ class Costed:
         sharded = (candidate.zero_stage, candidate.shard_group, candidate.schedule in V_SHAPED)
         owned = tuple(self.intra.blocks[name].parameters for name in self.problem.counts)
         key = (candidate.mesh, *sharded, owned)
-        if key not in self.known_onces:
-            self.known_onces[key] = self.once_at_least_s(math.inf)
-        return self.known_onces[key]
+        if key not in self.shared.onces:
+            self.shared.onces[key] = self.once_at_least_s(math.inf)
+        return self.shared.onces[key]
 
     def once_at_least_s(self, slowest_s: float) -> float:
         """The same when no stage takes longer than `slowest_s` for a microbatch.
@@ -368,8 +393,8 @@ class Costed:
         """The same splits on the mesh in another order, in which its slices lie alike."""
         candidate = replace(self.candidate, mesh=mesh)
         other = replace(self, setting=replace(self.setting, candidate=candidate))
-        inside = traffic_stage(candidate.zero_stage, mesh, self.problem.framework) < REDUCES_EVERY_MICROBATCH
-        for name in ("states", *(("times", "classes") if inside else ())):
+        alike = () if other._communicates_every_microbatch else ("times", "classes")
+        for name in ("states", *alike):
             other.__dict__[name] = getattr(self, name)
         return other
 

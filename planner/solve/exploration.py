@@ -22,7 +22,7 @@ from ..problem import Candidate, Pins, Priced, Pricing, SearchProblem, SearchPro
 from ..topology import GroupSpan, Topology
 from .balance import balanced
 from .brackets import StagePlan, can_beat
-from .costed import REDUCES_EVERY_MICROBATCH, Costed, memoised
+from .costed import REDUCES_EVERY_MICROBATCH, Costed, Shared, memoised
 from .ideal import Roofline, idealised, states_fit
 from .intervals import Intervals
 from .placement import WORTH, Placements, is_unusual, part_meshes, part_sizes
@@ -99,7 +99,8 @@ class Exploration:
         self._floors: dict[tuple, dict[int, float]] = {}
         self._ideal: dict[tuple, tuple[tuple[Mesh, QuickBound], ...]] = {}
         self._real: dict[tuple, Costed] = {}
-        self._onces: dict[tuple, float] = {}
+        self._ideals: dict[tuple[int, ...], IntraSolution] = {}
+        self._shared = Shared()
         self._clusters: dict[int, tuple[Topology, Spans]] = {}
         self._roofline, self._placements = Roofline(problem), Placements(problem)
         self.enter(meshes(problem, pins))
@@ -178,7 +179,7 @@ class Exploration:
             setting=setting,
             intra=intra,
             recompute=self.recompute,
-            known_onces=self._onces,
+            shared=self._shared,
         )
 
     def _in_every_order(self, costed: Costed) -> list[Costed]:
@@ -195,13 +196,20 @@ class Exploration:
         """Step 2 of the bounds, over all orders; infinite when not even an ideal split fits."""
         key = (candidate.mesh, candidate.micro_batch, candidate.zero_stage, candidate.shard_group)
         if key not in self._ideal:
-            costed = self.costed(candidate, idealised(self.problem, candidate))
+            costed = self._costed_ideally(candidate)
             self._ideal[key] = tuple((c.candidate.mesh, quick_bound(c)) for c in self._in_every_order(costed))
         return min(quick.bound_s(candidate) * self._weight(mesh) for mesh, quick in self._ideal[key])
 
     def ideal_s(self, candidate: Candidate) -> float:
         """What no splits of this very candidate undercut, not weighted."""
-        return quick_bound(self.costed(candidate, idealised(self.problem, candidate))).bound_s(candidate)
+        return quick_bound(self._costed_ideally(candidate)).bound_s(candidate)
+
+    def _costed_ideally(self, candidate: Candidate) -> Costed:
+        mesh = candidate.mesh
+        key = (mesh.tp, mesh.ep, mesh.cp, candidate.micro_batch)
+        if key not in self._ideals:
+            self._ideals[key] = idealised(self.problem, mesh, candidate.micro_batch)
+        return self.costed(candidate, self._ideals[key])
 
     def solutions(self, candidate: Candidate) -> tuple[IntraSolution, ...]:
         """The intra-op frontier, asked once per slice (`_slice_key`) and microbatch."""

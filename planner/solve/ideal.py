@@ -71,9 +71,9 @@ def peak_flops_per_s(device: Device, dtype: str) -> float:
     return device.peak_flops.get(dtype, max(device.peak_flops.values()))
 
 
-def idealised(problem: SearchProblem, candidate: Candidate) -> IntraSolution:
+def idealised(problem: SearchProblem, mesh: Mesh, micro_batch: int) -> IntraSolution:
     """Costs that no intra-op solution can undercut (see the module docstring)."""
-    mesh, b = candidate.mesh, candidate.micro_batch
+    b = micro_batch
     flops_per_s = best_flops_per_s(problem.topology.device, problem.job.dtype)
     blocks = {}
     for name, facts in problem.blocks.items():

@@ -165,7 +165,7 @@ def _plain(candidate: Candidate) -> Candidate:
 
 
 def _states_bytes(asked: _Asked, candidate: Candidate) -> float:
-    costed = asked.costed(candidate, idealised(asked.problem, candidate))
+    costed = asked.costed(candidate, idealised(asked.problem, candidate.mesh, candidate.micro_batch))
     stay = sum(n * costed.states[name].total for name, n in asked.problem.counts.items())
     return stay / candidate.mesh.pp
 

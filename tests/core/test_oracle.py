@@ -205,7 +205,9 @@ def test_no_mesh_is_faster(seed: int) -> None:
 def solved(small: Small, setting: Setting) -> Iterator[float]:
     """The simulated price of a candidate's exact stages under every intra-op solution, weighted."""
     problem, candidate = small.problem, setting.candidate
-    ideal = Costed(problem=problem, setting=setting, intra=idealised(problem, candidate)).bound_s
+    ideal = Costed(
+        problem=problem, setting=setting, intra=idealised(problem, candidate.mesh, candidate.micro_batch)
+    ).bound_s
     for solution in small.pricing.intra(candidate.mesh, candidate.micro_batch):
         costed = Costed(problem=problem, setting=setting, intra=solution)
         plan = shortest(costed.stage_problem)

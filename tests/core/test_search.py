@@ -241,7 +241,9 @@ def every_price(problem: SearchProblem, pricing: Pricing) -> list[float]:
             candidate=candidate, topology=problem.topology, framework=problem.framework,
             optimizer=problem.optimizer, pricing=pricing, span=span,
         )  # fmt: skip
-        ideal = Costed(problem=problem, setting=setting, intra=idealised(problem, candidate)).bound_s
+        ideal = Costed(
+            problem=problem, setting=setting, intra=idealised(problem, candidate.mesh, candidate.micro_batch)
+        ).bound_s
         for solution in pricing.intra(candidate.mesh, candidate.micro_batch):
             costed = Costed(problem=problem, setting=setting, intra=solution)
             plan = shortest(costed.stage_problem)
@@ -286,7 +288,9 @@ def test_the_closed_form_of_ideal_costs_is_their_bound(experts: int) -> None:
             candidate=candidate, topology=problem.topology, framework=problem.framework,
             optimizer=problem.optimizer, pricing=pricing, span=span,
         )  # fmt: skip
-        costed = Costed(problem=problem, setting=setting, intra=idealised(problem, candidate))
+        costed = Costed(
+            problem=problem, setting=setting, intra=idealised(problem, candidate.mesh, candidate.micro_batch)
+        )
         quick = quick_bound(costed).bound_s(candidate)
         assert quick == pytest.approx(costed.bound_s, rel=1e-12), candidate
         finite += math.isfinite(quick)
