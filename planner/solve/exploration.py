@@ -95,6 +95,7 @@ class Exploration:
         self._found: dict[Candidate, Priced] = {}
         self._holding: dict[tuple, bool] = {}
         self._largest: dict[tuple, Candidate] = {}
+        self._splittable: dict[tuple[int, int, int], bool] = {}
         self._intra: dict[tuple, tuple[IntraSolution, ...]] = {}
         self._floors: dict[tuple, dict[int, float]] = {}
         self._ideal: dict[tuple, tuple[tuple[Mesh, QuickBound], ...]] = {}
@@ -309,8 +310,16 @@ class Exploration:
         if self.best is not None:
             hopeless = self._roofline.device_s / (self.best.step_time_s * (1 - WORTH))
             sizes = {devices for devices in sizes if devices >= hopeless}
-        self.enter(part_meshes(self.problem, self.pins, sizes=sizes))
+        parts = part_meshes(self.problem, self.pins, sizes=sizes)
+        self.enter(parts if self.best else filter(self._can_be_split, parts))
         self.explore()
+
+    def _can_be_split(self, mesh: Mesh) -> bool:
+        """Whether splits are possible at a microbatch that all axes divide: else they are at none."""
+        key = (mesh.tp, mesh.ep, mesh.cp)
+        if key not in self._splittable:
+            self._splittable[key] = bool(self.pricing.intra(mesh, mesh.tp * mesh.ep * mesh.cp))
+        return self._splittable[key]
 
     def explore_tensor_groups(self) -> None:
         """The same for tp beside experts, where that is not searched already."""
