@@ -216,39 +216,51 @@ def _splits(n: int, parts: int) -> Iterator[tuple[int, ...]]:
 
 
 def _best_mix(name: str, block: BlockClass, n: int, modes: Sequence[Recompute], room: float) -> Option | None:
-    """The fastest of these modes for n equal blocks that save at most `room` bytes in all.
-
-    With a of the blocks in the slowest mode, the fewest b in the middle one that fit: every a is
-    tried from the least that could fit to the first that needs no b.
-    """
+    """The fastest of these modes for n equal blocks that save at most `room` bytes in all."""
     if not modes or n * block.saved_bytes[modes[-1]] > room:
         return None
-    seconds, saved = block.seconds, block.saved_bytes
-    fast, slow = modes[0], modes[-1]
-    middle = modes[1] if len(modes) == 3 else slow
-    excess = n * saved[fast] - room
-    if excess <= 0:
-        return Option(n * seconds[fast], ((name, fast, n),))
-    frees, frees_middle = saved[fast] - saved[slow], saved[fast] - saved[middle]
-    best: tuple[float, int, int] | None = None
-    for a in range(n + 1):
-        if a * frees + (n - a) * frees_middle < excess:
-            continue
-        b = max(0, math.ceil((excess - a * frees) / frees_middle)) if len(modes) == 3 else 0
-        while a * saved[slow] + b * saved[middle] + (n - a - b) * saved[fast] > room and a + b < n:
-            b += 1
-        if a * saved[slow] + b * saved[middle] + (n - a - b) * saved[fast] > room:
-            continue
-        cost = a * seconds[slow] + b * seconds[middle] + (n - a - b) * seconds[fast]
-        if best is None or cost < best[0]:
-            best = (cost, a, b)
-        if b == 0:
+    if n * block.saved_bytes[modes[0]] <= room:
+        counts = (n,)
+    else:
+        counts = (_least_slowed if len(modes) == 2 else _best_of_three)(block, n, modes, room)
+    seconds = sum(k * block.seconds[mode] for mode, k in zip(modes, counts, strict=False))
+    return Option(seconds, tuple((name, mode, k) for mode, k in zip(modes, counts, strict=False) if k))
+
+
+def _least_slowed(block: BlockClass, n: int, modes: Sequence[Recompute], room: float) -> tuple[int, ...]:
+    """Of two modes: how many blocks run in each when as few as possible run in the second."""
+    fast, slow = (block.saved_bytes[mode] for mode in modes)
+    k = min(n, math.ceil((n * fast - room) / (fast - slow)))
+    while k < n and k * slow + (n - k) * fast > room:  # rounding
+        k += 1
+    return n - k, k
+
+
+def _best_of_three(block: BlockClass, n: int, modes: Sequence[Recompute], room: float) -> tuple[int, ...]:
+    """Of three modes: how many blocks run in each.
+
+    With a of the blocks in the last mode, the fewest b in the middle one that fit. But for rounding b up,
+    seconds change by `gain` with every a: they are tried from the end where that is best, until no rounding
+    can make up for it.
+    """
+    fast, middle, slow = (block.saved_bytes[mode] for mode in modes)
+    fast_s, middle_s, slow_s = (block.seconds[mode] for mode in modes)
+    excess, worth = n * fast - room, (middle_s - fast_s) / (fast - middle)
+    gain = slow_s - fast_s - worth * (fast - slow)
+    most = min(n, math.ceil(excess / (fast - slow)) + 1)
+    best, found = n * slow_s, (0, 0, n)  # known to fit
+    for a in range(most + 1) if gain >= 0 else range(most, -1, -1):
+        if n * fast_s + worth * excess + a * gain > best:
             break
-    if best is None:  # only by rounding: all in the slowest mode is known to fit
-        best = (n * seconds[slow], n, 0)
-    cost, a, b = best
-    split = ((fast, n - a - b), (middle, b), (slow, a))
-    return Option(cost, tuple((name, mode, k) for mode, k in split if k))
+        b = max(0, math.ceil((excess - a * (fast - slow)) / (fast - middle)))
+        while a + b < n and a * slow + b * middle + (n - a - b) * fast > room:  # rounding
+            b += 1
+        if a + b > n or a * slow + b * middle + (n - a - b) * fast > room:
+            continue
+        seconds = a * slow_s + b * middle_s + (n - a - b) * fast_s
+        if seconds < best:
+            best, found = seconds, (n - a - b, b, a)
+    return found
 
 
 def rank_seconds(problem: StageProblem, modes: Modes) -> float:
