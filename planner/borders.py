@@ -14,7 +14,7 @@ from functools import cached_property
 
 from .graph import Edge, Graph, Operand
 from .layout import Shard
-from .routed import routed_ops, routing_modules
+from .routed import routed_ops, routing_module
 from .rules.choices import shard
 
 FLOATS = ("float", "bfloat")
@@ -53,7 +53,8 @@ class Borders:
 
     @cached_property
     def _routing(self) -> frozenset[str]:
-        return frozenset(routing_modules(self.graph))
+        found = (routing_module(block) for block in self.graph.blocks.values())
+        return frozenset(path for path in found if path is not None)
 
     @cached_property
     def _routed(self) -> frozenset[OpKey]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from .borders import Borders, has_gradients
 from .graph import Block, Dim, Edge, Graph, Op, Operand
+from .layer_kinds import of_kind, where_read
 from .layout import Collective, Placement, Replicate, Shard, conversion, gradient_needed
 from .plan import LayerList, ModuleLayout, ParameterPlacement, PlannedReshard, Split
 from .rules.choices import Choice
@@ -269,7 +270,7 @@ def _reshards_of(
 
     targets = [_targets(edge, solution) for edge in edges]
     if borders.ends((block, index)) and len(set().union(*targets)) == 1:
-        yield stated(edges[0], producer.module, "output", *targets[0])
+        yield stated(edges[0], of_kind(graph, block, producer.module), "output", *targets[0])
         return
     for edge, wanted in zip(edges, targets, strict=True):
         entered = borders.layer_entered(edge)
@@ -279,7 +280,7 @@ def _reshards_of(
         for b, i, read in edge.consumers:
             if has_gradients(graph.blocks[b].ops[i].reads[read]) and borders.begins((b, i)):
                 target = solution.choices[b, i].reads[read]
-                yield stated(edge, graph.blocks[b].ops[i].module, "input", target)
+                yield stated(edge, where_read(graph, edge, (b, i, read)), "input", target)
 
 
 def _targets(edge: Edge, solution: AxisSolution) -> set[Placement]:

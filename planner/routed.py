@@ -13,20 +13,24 @@ from collections.abc import Sequence
 from .errors import OptionError
 from .estimate.frameworks import OWN_FRAMEWORK
 from .graph import Block, Graph, Op
-from .rules.choices import BATCH, EXPERTS, SEQUENCE, can_split, matrix_labels
+from .layer_kinds import of_kind
+from .rules.choices import BATCH, SEQUENCE, can_split, matrix_labels
 
 TOKENS = (BATCH, SEQUENCE)
+INTEGERS = ("int", "uint")
+"""How the names of dtypes begin that rows are picked with."""
 
 
 def routing_modules(graph: Graph) -> tuple[str, ...]:
-    """Paths of the modules that route, once each; `*` stands for a layer's index."""
-    found = (routing_module(block) for block in graph.blocks.values())
-    return tuple(dict.fromkeys(path for path in found if path is not None))
+    """Paths of the modules that route, once each, with the layers they are in (`layer_kinds`)."""
+    found = ((name, routing_module(block)) for name, block in graph.blocks.items())
+    return tuple(dict.fromkeys(of_kind(graph, name, path) for name, path in found if path is not None))
 
 
 def routing_module(block: Block) -> str | None:
     """The innermost module with a block's router and experts; None where there is none below the layer."""
-    paths = [op.module.split(".") for op in block.ops if op.experts or _is_router(op)]
+    routers = _routers(block)
+    paths = [op.module.split(".") for i, op in enumerate(block.ops) if op.experts or i in routers]
     common = _common(paths)
     layer = block.module.split(".") if block.module else []
     return ".".join(common) if has_experts(block) and len(common) > len(layer) else None
@@ -75,12 +79,30 @@ def obstacle(graph: Graph, ways: int, framework: str) -> str | None:
     return None
 
 
-def _is_router(op: Op) -> bool:
-    """Whether it scores experts: a product with a weight that has an output for each."""
-    weight = matrix_labels(op)
-    return op.gemm is not None and any(
-        dim.name == EXPERTS and dim.label in weight and dim.label in op.gemm.n for dim in op.dims
-    )
+def _routers(block: Block) -> frozenset[int]:
+    """Indices of the products that score experts: those with a weight that the order of rows follows from,
+    with no other such product between."""
+    makers = {write.tensor: i for i, op in enumerate(block.ops) for write in op.writes}
+    waiting = [
+        read.tensor
+        for op in block.ops
+        if op.sort == "make"
+        for read in op.reads
+        if read.dtype.startswith(INTEGERS)
+    ]
+    seen: set[int] = set()
+    while waiting:
+        maker = makers.get(waiting.pop())
+        if maker is None or maker in seen:
+            continue
+        seen.add(maker)
+        if not _has_weight(block.ops[maker]):
+            waiting += [read.tensor for read in block.ops[maker].reads]
+    return frozenset(i for i in seen if _has_weight(block.ops[i]))
+
+
+def _has_weight(op: Op) -> bool:
+    return op.gemm is not None and bool(matrix_labels(op))
 
 
 def _common(paths: Sequence[list[str]]) -> list[str]:

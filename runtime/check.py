@@ -17,6 +17,7 @@ from ..planner.errors import PlanError
 from ..planner.plan import ParameterPlacement, Plan
 from ..planner.schedule import SPLIT_BACKWARD
 from ..planner.schedule import check as check_schedule
+from .names import in_all_layers
 
 EXPERT_WIDTH = "expert_ffn"
 """What plans call the dim between an expert's products."""
@@ -100,7 +101,7 @@ def unstated(plan: Plan) -> tuple[str, ...]:
 def is_routed(plan: Plan, label: str) -> bool:
     """Whether a planned conversion lies between two operations of a module that routes."""
     ends = label.removesuffix(" (gradient)").replace(" -> ", ", ").split(", ")
-    paths = [path.removeprefix("model.") for path in plan.routing_modules]  # as labels name them
+    paths = [in_all_layers(p).removeprefix("model.") for p in plan.routing_modules]  # as labels name them
     return any(all(end == path or end.startswith(f"{path}.") for end in ends) for path in paths)
 
 

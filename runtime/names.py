@@ -1,24 +1,46 @@
 """The names of a plan matched with those of a module.
 
-In: a plan, whose names carry `*` for the index of a repeated layer, and a model. Out: for each
-parameter its `ParameterPlacement`, for each planned border the modules it is on. Tied parameters
-have one entry, under any of their names.
+In: a plan, whose names carry `*` for the index of a repeated layer, or the indices of one kind of layers,
+and a model. Out: for each parameter its `ParameterPlacement`, for each planned border the modules it is
+on. Tied parameters have one entry, under any of their names.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
+from functools import cache
 
 from torch import nn
 
 from ..planner.errors import PlanError
 from ..planner.plan import ParameterPlacement, Plan
 
+INDICES = re.compile(r"\{([\d,-]+)\}")
+"""Of layers of one kind, as in `layers.{1-3,7}.mlp`."""
+
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether `layers.*.mlp.up` stands for `layers.3.mlp.up`."""
-    return re.fullmatch(re.escape(pattern).replace(r"\*", r"\d+"), name) is not None
+    """Whether `layers.*.mlp.up`, or `layers.{1-3,7}.mlp.up`, stands for `layers.3.mlp.up`."""
+    return _regex(pattern).fullmatch(name) is not None
+
+
+@cache
+def _regex(pattern: str) -> re.Pattern:
+    parts = INDICES.split(pattern)
+    texts = [re.escape(part).replace(r"\*", r"\d+") for part in parts[::2]]
+    alternatives = ["|".join(map(str, _listed(part))) for part in parts[1::2]]
+    return re.compile(texts[0] + "".join(f"(?:{a}){t}" for a, t in zip(alternatives, texts[1:], strict=True)))
+
+
+def in_all_layers(pattern: str) -> str:
+    """The same name with `*` for the indices of one kind."""
+    return INDICES.sub("*", pattern)
+
+
+def _listed(ranges: str) -> list[int]:
+    ends = [text.partition("-") for text in ranges.split(",")]
+    return [i for first, _, last in ends for i in range(int(first), int(last or first) + 1)]
 
 
 def aliases(model: nn.Module) -> dict[str, tuple[str, ...]]:

@@ -48,9 +48,21 @@ class Stated:
     """For each consumer whether it may convert what it reads; None: all may."""
     never: frozenset[Placement] = frozenset()
     """Layouts that nobody can convert from or into."""
+    gradients: bool = True
+    """Whether what may not be converted may not have its gradient converted either."""
+
+    def moves(self, sources: Sequence[Placement], wants: Sequence[Want]) -> Matrix:
+        """(source, want): what takes a conversion that somebody has to state."""
+        step = _steps if self.gradients else _steps_forward
+        return np.any(step(sources, wants), axis=-1)
 
 
 ANYWHERE = Stated(together=True, by=None)
+
+
+def as_made(consumers: int) -> Stated:
+    """A view of a parameter is read as it is stored; its gradient is summed as the parameter's."""
+    return Stated(together=False, by=(False,) * consumers, gradients=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -139,7 +151,7 @@ def pairs(sources: Sequence[Placement], wants: Sequence[Want], stated: Stated = 
     barred = steps[..., -1] > 0
     if stated.by is not None:
         may = np.array([[_may(source, want, stated) for want in wants] for source in sources])
-        barred |= steps.any(axis=-1) & ~(may & (stated.together or stated.by[0]))
+        barred |= stated.moves(sources, wants) & ~(may & (stated.together or stated.by[0]))
     return Pairs(counts=steps[..., :-1], barred=np.where(barred, np.inf, 0.0))
 
 
@@ -152,6 +164,11 @@ def _steps(sources: Sequence[Placement], wants: Sequence[Want]) -> Matrix:
     return np.array(
         [[_step(source, want) + _step_back(source, want) for want in wants] for source in sources]
     )
+
+
+def _steps_forward(sources: Sequence[Placement], wants: Sequence[Want]) -> Matrix:
+    """`_steps` of the tensor alone, its gradient aside."""
+    return np.array([[_step(source, want) for want in wants] for source in sources])
 
 
 def sets(sources: Sequence[Placement], wants: Sequence[Sequence[Want]], stated: Stated = ANYWHERE) -> Sets:
@@ -185,7 +202,7 @@ def _legible(
     """For each consumer which of `distinct` it can read in which state: held, and reached where allowed."""
     if stated.by is None:
         return [held] * consumers
-    moves = _steps([source for source, _ in states], distinct).any(axis=-1)
+    moves = stated.moves([source for source, _ in states], distinct)
     targets = [{want[0] for want, has in zip(distinct, row, strict=True) if has} for _, row in states]
     several = np.array([len(found) > 1 for found in targets]) | (not stated.together)
     may = np.array([[_may(source, want, stated) for want in distinct] for source, _ in states])

@@ -21,7 +21,7 @@ from ..graph import Edge, Graph
 from ..layout import Placement
 from ..rules.choices import Choice
 from .choice_graph import IMPOSSIBLE, ChoiceGraph, Presolved
-from .conversions import ANYWHERE, Conversions, End, Stated, connect, pairs, wanted
+from .conversions import ANYWHERE, Conversions, End, Stated, as_made, connect, pairs, wanted
 
 OpKey = tuple[str, int]
 """(block class, op index)."""
@@ -60,6 +60,7 @@ class Frame:
         """Items of the choice graph."""
         self.parameter_nodes: dict[str, tuple[int, tuple[Placement, ...]]] = {}
         self._graph, self._known, self._borders, self._reduce = graph, known, borders, reduce
+        self._converts_parameters = converts_parameters
         self._choice_graph = ChoiceGraph()
         for options in self.choices.values():
             self._choice_graph.node(0.0 for _ in options)
@@ -91,7 +92,9 @@ class Frame:
     def _stated(self, edge: Edge) -> Stated:
         """Who may convert the tensor."""
         (block, op, read), borders = edge.consumers[0], self._borders
-        if borders is None or self._graph.blocks[block].ops[op].reads[read].kind == "parameter":
+        if self._graph.blocks[block].ops[op].reads[read].kind == "parameter":
+            return ANYWHERE if self._converts_parameters else as_made(len(edge.consumers))
+        if borders is None:
             return ANYWHERE
 
         def make() -> Stated:
