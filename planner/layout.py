@@ -41,6 +41,9 @@ class Shard:
 class Replicate:
     """Every rank of the axis holds the whole tensor."""
 
+    hands_on_terms: bool = False
+    """Whether its maker takes a term of its gradient from every rank and hands terms on, unsummed."""
+
     def __str__(self) -> str:
         return "R"
 
@@ -56,6 +59,7 @@ class Partial:
 Placement = Shard | Replicate | Partial
 REPLICATE = Replicate()
 PARTIAL = Partial()
+UNSUMMED = Replicate(hands_on_terms=True)
 
 FREE = None
 """The conversion that moves no bytes between devices."""
@@ -68,6 +72,8 @@ def conversion(source: Placement, target: Placement) -> Collective | None:
     """
     match source, target:
         case _ if source == target:
+            return FREE
+        case Replicate(), Replicate():
             return FREE
         case Shard(), Replicate():
             return Collective.ALL_GATHER
@@ -84,6 +90,8 @@ def conversion(source: Placement, target: Placement) -> Collective | None:
 
 def gradient_needed(produced: Placement) -> Placement:
     """The layout in which a producer needs the gradient of what it made."""
+    if produced == UNSUMMED:
+        return PARTIAL
     return produced if isinstance(produced, Shard) else REPLICATE
 
 

@@ -27,6 +27,7 @@ from .attention import attention
 from .context import cut_tokens, has_context
 from .embedding import split_lookup
 from .experts import COMPUTE_DTYPE, grouped_product, is_sparse, lookup
+from .factories import new_empty
 from .fused import chunk_pieces, split_pieces, unbind_whole_dim, unflatten_fused, view_fused
 from .layouts import shard_dim
 from .linear import split_addmm, split_convolution, split_linear
@@ -120,6 +121,7 @@ REPLACED: dict[Callable, Callable] = {
     F.conv2d: split_convolution,
     F.embedding: split_lookup,
     F.cross_entropy: split_cross_entropy,
+    Tensor.new_empty: new_empty,
     torch.unflatten: unflatten_fused,
     Tensor.unflatten: unflatten_fused,
     Tensor.view: view_fused,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..graph import Inner, Op, Operand
-from ..layout import PARTIAL, REPLICATE, Placement, Shard, gradient_yielded
+from ..layout import PARTIAL, REPLICATE, UNSUMMED, Placement, Shard, gradient_yielded
 from ..layout import Collective as C
 
 EXPERTS = "experts"
@@ -181,6 +181,17 @@ def _whole(op: Op) -> Choice:
         reads=(REPLICATE,) * len(op.reads),
         read_gradients=tuple(REPLICATE if read.grad else None for read in op.reads),
         writes=(REPLICATE,) * len(op.writes),
+    )
+
+
+def unsummed(op: Op) -> Choice:
+    """Whole on every rank, but for gradients: of each a rank takes a term and hands a term on."""
+    return Choice(
+        kind="whole",
+        label=None,
+        reads=(REPLICATE,) * len(op.reads),
+        read_gradients=tuple(PARTIAL if read.grad else None for read in op.reads),
+        writes=(UNSUMMED,) * len(op.writes),
     )
 
 

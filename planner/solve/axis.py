@@ -27,7 +27,9 @@ from ..rules.choices import (
     Choice,
     choices,
     matrix_labels,
+    unsummed,
 )
+from ..terms import hand_on_terms
 from .choice_graph import Assignment, Matrix
 from .conversions import COLLECTIVES
 from .frame import Frame, KernelTime, Known, OpKey, Read, parameter_readers
@@ -157,6 +159,7 @@ class AxisProblem:
         }
         self._routed = routed_ops(graph) if axis.routes_own_tokens else frozenset()
         self._experts = self._held_experts()
+        self._terms = hand_on_terms(axis.borders, axis.degree) if axis.borders else frozenset()
         self.choices = {key: self._choices_of(key, op) for key, op in self.ops.items()}
 
     def _choices_of(self, key: OpKey, op: Op) -> tuple[Choice, ...]:
@@ -165,15 +168,24 @@ class AxisProblem:
         even = self._even(tuple(sizes.values()))
         routed = self._experts if key in self._routed else ""
         cut = _cut_along_sequence(op, sizes) if axis.borders else frozenset()
-        policy = (axis.name, axis.degree == 1, axis.splits_residual, axis.repeats_products, routed, cut)
+        terms = key in self._terms
+        policy = (
+            axis.name,
+            axis.degree == 1,
+            axis.splits_residual,
+            axis.repeats_products,
+            routed,
+            cut,
+            terms,
+        )
 
         def make() -> tuple[Choice, ...]:
             tables = self.graph.table_fqns
             found = choices(op, axis=axis.name, degree=axis.degree, sizes=sizes, tables=tables, routed=routed)
             apart = tuple(c for c in found if not _shares_a_dim(op, c, cut))
-            return found if routed else self._allowed(op, apart)
+            return found if routed else (*self._allowed(op, apart), *terms)
 
-        return self._known.choices((key, policy, even), make)
+        return self._known.choices((key, policy, even, terms), make)
 
     def _even(self, extents: tuple[float, ...]) -> tuple[bool, ...]:
         """Which extents the axis cuts evenly."""
