@@ -168,16 +168,8 @@ class AxisProblem:
         even = self._even(tuple(sizes.values()))
         routed = self._experts if key in self._routed else ""
         cut = _cut_along_sequence(op, sizes) if axis.borders else frozenset()
-        terms = key in self._terms
-        policy = (
-            axis.name,
-            axis.degree == 1,
-            axis.splits_residual,
-            axis.repeats_products,
-            routed,
-            cut,
-            terms,
-        )
+        terms = (unsummed(op),) if key in self._terms else ()
+        policy = (axis.name, axis.degree == 1, axis.splits_residual, axis.repeats_products, routed, cut)
 
         def make() -> tuple[Choice, ...]:
             tables = self.graph.table_fqns
@@ -185,7 +177,7 @@ class AxisProblem:
             apart = tuple(c for c in found if not _shares_a_dim(op, c, cut))
             return found if routed else (*self._allowed(op, apart), *terms)
 
-        return self._known.choices((key, policy, even, terms), make)
+        return self._known.choices((key, policy, even, bool(terms)), make)
 
     def _even(self, extents: tuple[float, ...]) -> tuple[bool, ...]:
         """Which extents the axis cuts evenly."""
