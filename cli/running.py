@@ -124,7 +124,8 @@ def run(
     how = launch.launch_of(found, address=address, max_restarts=max_restarts, one_node=on_cpu)
     line = launch.arguments(how, command)
     if dry_run:
-        print(f"PLAN={shlex.quote(str(plan.resolve()))} torchrun {shlex.join(line)}")
+        variables = _variables(plan).items()
+        print(*(f"{name}={shlex.quote(value)}" for name, value in variables), f"torchrun {shlex.join(line)}")
         return
     if not Path(script).is_file():
         raise OptionError(f"no file {script}: give the training script, then its arguments")
@@ -146,11 +147,17 @@ def _give(files: dict[str, str], notes: Sequence[str], directory: Path | None, *
             print(f"# {name}\n{text}")
 
 
+def _variables(plan: Path | None) -> dict[str, str]:
+    """What the environment of torchrun has to say."""
+    from ..report.exporters.launch import PLAN_VARIABLE
+    from ..report.exporters.shell import OWN_STORE
+
+    return ({PLAN_VARIABLE: str(plan.resolve())} if plan else {}) | OWN_STORE
+
+
 def _become_torchrun(line: Sequence[str], *, plan: Path | None, on_cpu: bool) -> NoReturn:
     """This process goes on as torchrun: signals, output and exit code are its own."""
-    variables = dict(os.environ)
-    if plan:
-        variables["PLAN"] = str(plan.resolve())
+    variables = os.environ | _variables(plan)
     if on_cpu:
         variables["CUDA_VISIBLE_DEVICES"] = ""
     sys.stdout.flush()

@@ -8,6 +8,9 @@ from collections.abc import Iterable, Sequence
 from ...planner.plan import Plan
 from .facts import headline, nodes_and_devices
 
+OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""Environment of torchrun under which processes that start again get a store of their own. In torch 2.13 they
+share the agent's with the processes before them, whose addresses gloo then connects to, and hangs."""
 Flag = tuple[str, ...]
 """A flag and its values."""
 
@@ -37,9 +40,10 @@ def array(name: str, flags: Iterable[Flag]) -> str:
 
 def torchrun(arguments: Sequence[str]) -> str:
     """`torchrun` on every node, addresses from the environment."""
+    exports = "".join(f"export {name}={value}\n" for name, value in OWN_STORE.items())
     lines = [
         'torchrun --nnodes="$NNODES" --nproc-per-node="$NPROC_PER_NODE"',
         '  --rdzv-backend=c10d --rdzv-endpoint="${MASTER_ADDR:-localhost}:${MASTER_PORT:-29500}"',
         *(f"  {argument}" for argument in arguments),
     ]
-    return " \\\n".join(lines) + "\n"
+    return exports + " \\\n".join(lines) + "\n"

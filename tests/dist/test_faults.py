@@ -197,15 +197,18 @@ def pipeline() -> Plan:
     return cases.stepped(cases.staged(whole, "1f1b", [2, 2]), microbatches=2)
 
 
-TORCHRUN = {"zero1": (PLANS["zero1"][1], 200, 20), "pipeline": (pipeline, 100, 5)}
-"""Plan, steps, kills."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("which", TORCHRUN)
-def test_kills_under_torchrun(which: str, tmp_path: Path):
-    made, steps, kills = TORCHRUN[which]
-    plan, every, dice = of_one_node(made()), 10, random.Random(kills)
+@pytest.mark.parametrize(
+    ("made", "steps", "every", "kills"),
+    [
+        pytest.param(PLANS["zero1"][1], 12, 3, 2, id="two"),
+        pytest.param(PLANS["zero1"][1], 200, 10, 20, id="twenty", marks=pytest.mark.slow),
+        pytest.param(pipeline, 100, 10, 5, id="pipeline", marks=pytest.mark.slow),
+    ],
+)
+def test_kills_under_torchrun(
+    made: Callable[[], Plan], steps: int, every: int, kills: int, tmp_path: Path
+) -> None:
+    plan, dice = of_one_node(made()), random.Random(kills)
     ranks = plan.mesh.devices
     save(plan, tmp_path / "plan.yaml")
     for folder, times in ((tmp_path / "quiet", 0), (tmp_path / "killed", kills)):
