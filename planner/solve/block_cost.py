@@ -235,7 +235,7 @@ class _Block:
         forward = [r for r in self.reshards if not r.backward]
         last = max((i for i, _ in self.kept), default=len(self.block.ops) - 1)
         end = last if self.framework.recompute_stops_early else len(self.block.ops)
-        return frozenset(i for i, r in enumerate(forward) if r.count >= 1 and r.first <= end)
+        return frozenset(i for i, r in enumerate(forward) if not r.enters and r.first <= end)
 
     def _recompute(
         self, forward_s: float, forward_comm: tuple[Communication, ...], again_comm: frozenset[int]

@@ -51,11 +51,6 @@ class Stated:
     gradients: bool = True
     """Whether what may not be converted may not have its gradient converted either."""
 
-    def moves(self, sources: Sequence[Placement], wants: Sequence[Want]) -> Matrix:
-        """(source, want): what takes a conversion that somebody has to state."""
-        step = _steps if self.gradients else _steps_forward
-        return np.any(step(sources, wants), axis=-1)
-
 
 ANYWHERE = Stated(together=True, by=None)
 
@@ -151,7 +146,8 @@ def pairs(sources: Sequence[Placement], wants: Sequence[Want], stated: Stated = 
     barred = steps[..., -1] > 0
     if stated.by is not None:
         may = np.array([[_may(source, want, stated) for want in wants] for source in sources])
-        barred |= stated.moves(sources, wants) & ~(may & (stated.together or stated.by[0]))
+        moves = steps if stated.gradients else _steps_forward(sources, wants)
+        barred |= moves.any(axis=-1) & ~(may & (stated.together or stated.by[0]))
     return Pairs(counts=steps[..., :-1], barred=np.where(barred, np.inf, 0.0))
 
 
@@ -202,7 +198,8 @@ def _legible(
     """For each consumer which of `distinct` it can read in which state: held, and reached where allowed."""
     if stated.by is None:
         return [held] * consumers
-    moves = stated.moves([source for source, _ in states], distinct)
+    step = _steps if stated.gradients else _steps_forward
+    moves = np.any(step([source for source, _ in states], distinct), axis=-1)
     targets = [{want[0] for want, has in zip(distinct, row, strict=True) if has} for _, row in states]
     several = np.array([len(found) > 1 for found in targets]) | (not stated.together)
     may = np.array([[_may(source, want, stated) for want in distinct] for source, _ in states])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..estimate.op_work import Sizes, operand_bytes
 from ..graph import Block, Edge, Graph, Op
@@ -33,6 +33,8 @@ class Reshard:
     """The first op of its block that has to wait for it."""
     copies: float = 1.0
     """Rows per token, of rows sent to the experts that were picked."""
+    enters: bool = False
+    """Whether the tensor comes from outside all layers: it is converted once, before it enters the first."""
 
 
 def reshards_along(
@@ -87,6 +89,8 @@ def _edge_reshards(
     label = edge_label(graph, edge)
     parts = ways * (repeats(graph, edge) if solution.axis == "cp" else 1)  # keys and values go as they were
     made = _conversions(graph, solution, sizes, source, edge.consumers, count=count, ways=parts, label=label)
+    if graph.blocks[edge.block].repeated and not graph.blocks[edge.producer[0]].repeated:
+        made = [replace(reshard, enters=True) for reshard in made]
     block, op, read = edge.consumers[0]
     if graph.blocks[block].ops[op].reads[read].kind != "parameter":
         return made
