@@ -129,6 +129,7 @@ def prepared(graph: Graph, topology: Topology, job: Job) -> Prepared:
         pricing=Pricing(
             intra=intra,
             floor_s=intra.floor_s,
+            splits_s=intra.splits_s,
             collective_time=model.time,
             kernel_time=compute.kernel_time,
             batch_slack=batch_slack(priced),

@@ -106,6 +106,8 @@ class Pricing:
     kernel_time: KernelTime
     floor_s: Callable[[Mesh, int], float] = lambda mesh, micro_batch: 0.0
     """Mesh and microbatch size -> seconds that any splits take, less what is hidden; 0: not known."""
+    splits_s: Callable[[Mesh, int], float] = lambda mesh, micro_batch: 0.0
+    """The same of the splits that `intra` gives, before it works out what their blocks cost."""
     batch_slack: float = 1.0
     """A microbatch of b samples takes at least (1 - slack) b/B of the time of one of B (`solve.batch_slack`);
     1: nothing is known."""

@@ -246,10 +246,22 @@ class Exploration:
     def floor_s(self, candidate: Candidate) -> float:
         """A bound from larger microbatches of the same splits (see `search`), weighted; or 0."""
         b, floors = candidate.micro_batch, self._floors.get(self._slice_key(candidate), {})
-        total = b * max((seconds for n, seconds in floors.items() if n % b == 0), default=0.0)
+        return self._step_s(
+            candidate, b * max((seconds for n, seconds in floors.items() if n % b == 0), default=0.0)
+        )
+
+    def _step_s(self, candidate: Candidate, model_s: float) -> float:
+        """A step, weighted, when the whole model takes so long for a microbatch."""
         share = 1 / candidate.fill_ways
-        seconds = (candidate.microbatches - share) * total / candidate.mesh.pp + share * total
+        seconds = (candidate.microbatches - share) * model_s / candidate.mesh.pp + share * model_s
         return seconds * min(self._weight(m) for m in self._laid[candidate.mesh])
+
+    def _splits_bound_s(self, candidate: Candidate) -> float:
+        """A bound from the candidate's own splits, where it is not known yet what they cost."""
+        if self.knows(candidate):
+            return 0.0
+        model_s = self.pricing.splits_s(candidate.mesh, candidate.micro_batch) * (1 - ROUNDING)
+        return self._step_s(candidate, model_s)
 
     def _probed_floor_s(self, candidate: Candidate) -> float:
         """The floor from larger microbatches; a slice that is new is asked about its largest one."""
@@ -342,7 +354,10 @@ class Exploration:
         elif self.found(candidate):  # as an expert plan
             return
         elif entry.ideal:
-            if (floor := self._probed_floor_s(candidate)) > entry.bound_s:
+            floor = self._probed_floor_s(candidate)
+            if floor <= entry.bound_s:
+                floor = self._splits_bound_s(candidate)
+            if floor > entry.bound_s:
                 heappush(self.queue, replace(entry, bound_s=floor))
             else:
                 self._push_costed(candidate)

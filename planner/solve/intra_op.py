@@ -104,6 +104,10 @@ class IntraOp:
         """Seconds that any splits take, hidden communication taken off; 0 where nothing is known."""
         return self._solver.floor_s(*self._slice(mesh), micro_batch)
 
+    def splits_s(self, mesh: Mesh, micro_batch: int) -> float:
+        """The same of the frontier's own splits, before they are costed block by block."""
+        return self._solver.splits_s(*self._slice(mesh), micro_batch)
+
     def _separates_tied(self, mesh: Mesh) -> bool:
         return self._tied and mesh.pp > 1
 
@@ -158,12 +162,16 @@ class _Solver:
         cp, ep, tp = degrees
         alone = (cp > 1) + (ep > 1) + (tp > 1) <= 1
         if alone:
-            return max((floor_s for _, floor_s in self.splits(degrees, spans, micro_batch)), default=0.0)
+            return self.splits_s(degrees, spans, micro_batch)
         if cp > 1 or not self._splits_experts_alike(ep, tp):
             return 0.0
         one = GroupSpan(members=(1,) * len(spans[2].members))
         together = self.floor_s((1, 1, tp), (one, one, spans[2]), micro_batch * ep)
         return together / ep + self._exchanges_s(ep, spans[1], micro_batch) / tp
+
+    def splits_s(self, degrees: Degrees, spans: Spans, micro_batch: int) -> float:
+        """Of `IntraOp.splits_s`."""
+        return max((floor_s for _, floor_s in self.splits(degrees, spans, micro_batch)), default=0.0)
 
     def _splits_experts_alike(self, ep: int, tp: int) -> bool:
         """Whether tp splits experts beside ep as it does alone: by their number, or each in parts."""
@@ -182,12 +190,16 @@ class _Solver:
     def _splits(self, degrees: Degrees, spans: Spans, micro_batch: int) -> tuple[tuple[Splits, float], ...]:
         """Distinct splits, for one weight on memory after the other; empty when the graph allows none.
 
-        Beside each is a floor of the seconds that any splits take, 0 where none is known.
+        Beside each is a floor of the seconds that any of them take, 0 where none is known.
         """
         if self._graph.seq_len % degrees[0]:
             return ()
+        cp, ep, tp = degrees
         outer = self._outer(degrees[:2], spans[:2], micro_batch)
-        return self._inner(self._axis("tp", degrees[2], spans[2]), *outer) if outer else ()
+        if outer is None:
+            return ()
+        exchanges_s = self._exchanges_s(ep, spans[1], micro_batch) / tp if cp == 1 and ep > 1 < tp else 0.0
+        return self._inner(self._axis("tp", tp, spans[2]), *outer, exchanges_s=exchanges_s)
 
     def _outside(
         self, degrees: tuple[int, int], spans: tuple[GroupSpan, GroupSpan], micro_batch: int
@@ -204,9 +216,14 @@ class _Solver:
         return solutions, before
 
     def _inner(
-        self, axis: Axis, outer: list[AxisSolution], before: list[dict[OpKey, Sizes]]
+        self,
+        axis: Axis,
+        outer: list[AxisSolution],
+        before: list[dict[OpKey, Sizes]],
+        *,
+        exchanges_s: float,
     ) -> tuple[tuple[Splits, float], ...]:
-        """The splits over tp, under those of the axes before it."""
+        """The splits over tp, under those of the axes before it; what these exchange beside tp, if known."""
         sizes, weights = before[-1], self._weights if axis.degree > 1 else self._weights[:1]
         free = self._along(axis, sizes, weights)
         strict: list[AxisSolution] = []
@@ -216,7 +233,7 @@ class _Solver:
                 return ()
         found: list[tuple[Splits, float]] = []
         for place, tp in enumerate(free):
-            proven_s = 0.0 if weights[place] else _proven_s(*outer, tp)
+            proven_s = 0.0 if weights[place] else _proven_s(*outer, tp, beside_s=exchanges_s)
             if repeated_share(self._graph, tp) > MAX_REPEATED_SHARE:
                 tp = strict[place]
             if all(splits.tp.choices != tp.choices for splits, _ in found):
@@ -309,10 +326,12 @@ class _Solver:
         )
 
 
-def _proven_s(*axes: AxisSolution) -> float:
-    """Seconds that any splits take: what was proven where one axis alone splits anything, else nothing."""
+def _proven_s(*axes: AxisSolution, beside_s: float) -> float:
+    """Seconds that any splits take: what was proven where one axis alone splits anything, or tp with
+    `beside_s` known of ep; else nothing."""
     split = [solution.assignment for solution in axes if solution.degree > 1]
-    return split[0].bound if len(split) == 1 and split[0] else 0.0
+    known = len(split) == 1 or beside_s
+    return split[-1].bound + beside_s if known and split[-1] else 0.0
 
 
 def _no_time(work: Work) -> Estimate:
