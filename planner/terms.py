@@ -24,7 +24,7 @@ PASSED_ON = frozenset(
     for name in (
         "view", "reshape", "unflatten", "flatten", "squeeze", "unsqueeze", "transpose", "permute", "slice",
         "split", "split_with_sizes", "chunk", "cat", "neg", "add", "sub", "mul", "pow", "mean", "rsqrt", "to",
-        "_to_copy", "contiguous", "clone", "alias",
+        "_to_copy", "contiguous", "clone", "alias", "rms_norm",
     )
 )  # fmt: skip
 """Ops in whose backward DTensor leaves partial sums as they are (`tests/dist/test_terms.py`)."""

@@ -6,8 +6,9 @@ are. torch has no rule for attention on the CPU, and none for keys that lie on o
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
@@ -70,16 +71,33 @@ def _like_query(x: Any, query: DTensor, enable_gqa: bool) -> DTensor:
     """Keys or values cut as the query is.
 
     Query heads cut as an inner factor (groups within a key head) read every key head; cut in order
-    they read their own, of which each rank needs a copy where there are fewer than ranks.
+    they read their own, of which each rank needs a copy where there are fewer than ranks. An only key head
+    is read by all.
     """
     x = whole_on(x, query.device_mesh)
     heads, wanted = x.shape[HEADS_DIM], []
     for size, placed, own in zip(query.device_mesh.shape, query.placements, x.placements, strict=True):
-        grouped = is_strided(placed) and own.is_replicate()
+        only = enable_gqa and heads == 1 and shard_dim(placed) == HEADS_DIM
+        grouped = (is_strided(placed) or only) and own.is_replicate()
         wanted.append(own if grouped else placed)
         if not grouped and enable_gqa and shard_dim(placed) == HEADS_DIM and heads % size:
             x = x.repeat_interleave(query.shape[HEADS_DIM] // heads, HEADS_DIM)
-    return x.redistribute(placements=wanted)
+    if any(own != to and not own.is_replicate() for own, to in zip(x.placements, wanted, strict=True)):
+        return x.redistribute(placements=wanted)
+    return _OwnPart.apply(x, wanted)  # pyright: ignore[reportReturnType]
+
+
+class _OwnPart(torch.autograd.Function):
+    """Each rank's heads of what all hold. Their gradient stays theirs: a sum over heads makes terms of it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: DTensor, placements: list[Placement]) -> DTensor:
+        same = x.placements == tuple(placements)
+        return cast("DTensor", x.view_as(x)) if same else x.redistribute(placements=placements)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: DTensor) -> tuple[DTensor, None]:
+        return grads[0], None
 
 
 def _local(x: DTensor, query: DTensor) -> Tensor:
