@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from .layout import Collective
 
@@ -164,7 +165,7 @@ class Dim:
     """Extent as traced; `batch` dims are scaled to the microbatch when priced."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Operand:
     """A tensor as one op reads or writes it: per axis the op's dim labels, major first."""
 
@@ -178,6 +179,11 @@ class Operand:
     fqn: str | None = None
     sorted_by_expert: bool = False
     """Rows lie in expert order, so axis 0 may also be cut by expert."""
+
+    @cached_property
+    def labels(self) -> tuple[str, ...]:
+        """Labels of all axes, in order."""
+        return tuple(label for axis in self.axes for label in axis)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,13 +20,12 @@ SHORT_DTYPE = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float6
 
 def extent(labels: tuple[str, ...], sizes: Sizes) -> float:
     """Product of local extents."""
-    return math.prod(sizes[label] for label in labels)
+    return math.prod([sizes[label] for label in labels])
 
 
 def operand_bytes(operand: Operand, sizes: Sizes) -> float:
     """Local bytes of a tensor as the op sees it."""
-    count = math.prod(sizes[label] for axis in operand.axes for label in axis)
-    return count * DTYPE_BYTES[operand.dtype]
+    return extent(operand.labels, sizes) * DTYPE_BYTES[operand.dtype]
 
 
 def forward_work(op: Op, sizes: Sizes, *, imbalance: float = 1.0, fused: bool = False) -> tuple[Work, ...]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..borders import Borders
 from ..cost import Estimate
-from ..estimate.op_work import Sizes, backward_work, extent, forward_work, operand_bytes, saved_bytes
+from ..estimate.op_work import Sizes, extent, operand_bytes, saved_bytes
 from ..graph import Graph, Op
 from ..layout import Collective, Placement, Replicate
 from ..routed import routed_ops
@@ -151,7 +151,7 @@ class AxisProblem:
         same graph and cluster have found out."""
         self.graph, self.sizes, self.axis = graph, sizes, axis
         self._known = known or Known()
-        self._kernel_s = self._known.kernel_s.setdefault(axis.kernel_time, {})
+        self._times = self._known.times(axis.kernel_time, fused=axis.fused)
         self._known_even: dict[tuple[float, ...], tuple[bool, ...]] = {}
         self._known_conversions: dict[float, list[float]] = {}
         self.ops: dict[OpKey, Op] = {
@@ -252,32 +252,23 @@ class AxisProblem:
     def _seconds(self, key: OpKey, states: Matrix) -> list[float]:
         """Of an op in the whole model, under some of its choices."""
         op, count, options = self.ops[key], self.graph.blocks[key[0]].count, self.choices[key]
-        return [count * self._op_cost(key, op, self.sizes[key], options[i]) for i in states]
+        return [count * self._op_cost(op, self.sizes[key], options[i]) for i in states]
 
     def _bytes(self, key: OpKey, states: Matrix) -> list[float]:
         """What one device keeps of an op in the whole model for backward, under some of its choices."""
         count, options = self.graph.blocks[key[0]].count, self.choices[key]
         return [count * self._saved_bytes(key, options[i]) for i in states]
 
-    def _op_cost(self, key: OpKey, op: Op, sizes: Sizes, choice: Choice) -> float:
+    def _op_cost(self, op: Op, sizes: Sizes, choice: Choice) -> float:
         local = local_sizes(op, choice, sizes, self.axis.degree)
-        skew = imbalance(op, choice, self.axis.degree)
-        known = (key, skew, *local.values())
-        if known not in self._kernel_s:
-            self._kernel_s[known] = self._kernels_cost(op, local, skew)
+        forward, backward = self._times(op, local, imbalance(op, choice, self.axis.degree))
+        seconds = forward.seconds + backward.seconds + _storage_price(op, local)
         if not choice.inner:
-            return self._kernel_s[known]
-        return self._kernel_s[known] + sum(
+            return seconds
+        return seconds + sum(
             count * self._exposed(collective, nbytes)
             for collective, nbytes, count, _ in inner_exchanges(op, choice, sizes, self.axis.degree)
         )
-
-    def _kernels_cost(self, op: Op, local: Sizes, skew: float) -> float:
-        kernels = (
-            *forward_work(op, local, imbalance=skew, fused=self.axis.fused),
-            *backward_work(op, local, imbalance=skew, fused=self.axis.fused),
-        )
-        return sum(self.axis.kernel_time(work).seconds for work in kernels) + _storage_price(op, local)
 
     def _saved_bytes(self, key: OpKey, choice: Choice) -> float:
         op = self.ops[key]

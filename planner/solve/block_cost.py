@@ -8,16 +8,16 @@ ops), bytes kept for backward under each recompute mode, and its parameters.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..cost import BlockCost, Communication, Estimate, Live, Origin, ParameterGroup, Recompute, Work, worst
+from ..cost import BlockCost, Communication, Live, ParameterGroup, Recompute, Work, worst
 from ..estimate.live import live
-from ..estimate.op_work import Sizes, backward_work, extent, forward_work, operand_bytes, saved_bytes
+from ..estimate.op_work import Sizes, extent, operand_bytes, saved_bytes
 from ..graph import DTYPE_BYTES, Block, Edge, Graph, Operand, Value
 from ..layout import Collective, Replicate, Shard
 from ..profile import Framework
 from .axis import Axis, imbalance
+from .op_times import OpTimes
 from .rerun import SELECTIVE, Kept
 from .reshards import Reshard, distinct_share, partial_gradients, reshards_along
 
@@ -39,7 +39,7 @@ def block_costs(
     axes: tuple[Axis, ...],
     levels: tuple[str, ...],
     framework: Framework,
-    work_time: Callable[[Work], Estimate],
+    times: OpTimes,
     *,
     pipelined: bool = False,
 ) -> dict[str, BlockCost]:
@@ -57,7 +57,7 @@ def block_costs(
         for reshard, block in reshards_along(graph, solution, sizes, inner):
             reshards[block].append(reshard)
     return {
-        name: _Block(graph, block, splits, reshards[name], priced, framework, work_time, pipelined).cost()
+        name: _Block(graph, block, splits, reshards[name], priced, framework, times, pipelined).cost()
         for name, block in graph.blocks.items()
     }
 
@@ -73,16 +73,18 @@ class _Block:
         reshards: list[Reshard],
         priced: dict[str, tuple[Axis, str]],
         framework: Framework,
-        work_time: Callable[[Work], Estimate],
+        times: OpTimes,
         pipelined: bool,
     ) -> None:
         self.graph, self.block, self.splits, self.pipelined = graph, block, splits, pipelined
         self.reshards, self.priced = reshards, priced
-        self.framework, self.work_time = framework, work_time
+        self.framework, self.work_time = framework, times.kernel_time
         self.fused = framework.fuses_pointwise
         self.local = [splits.local[block.name, i] for i in range(len(block.ops))]
-        self.origins: list[Origin] = []
-        self.forward_times = [self._seconds(i, forward_work) for i in range(len(block.ops))]
+        found = [times(op, self.local[i], self._skew(i)) for i, op in enumerate(block.ops)]
+        self.origins = [estimate.origin for pair in found for estimate in pair]
+        self.forward_times = [forward.seconds for forward, _ in found]
+        self.backward_s = sum(backward.seconds for _, backward in found)
         self.logits = self._logits()
         self.sparse = sparse_parameters(graph)
         self.kept = self._kept()
@@ -91,8 +93,7 @@ class _Block:
         """Everything about the block."""
         forward_host_s, backward_host_s = self._host_s()
         forward_s = sum(self.forward_times) + forward_host_s
-        backward_s = sum(self._seconds(i, backward_work) for i in range(len(self.block.ops)))
-        backward_s += backward_host_s
+        backward_s = self.backward_s + backward_host_s
         parameters = tuple(self._parameters())
         backward_s += self._accumulation_s(parameters)
         forward_comm = tuple(self._communication(r) for r in self.reshards if not r.backward)
@@ -120,16 +121,10 @@ class _Block:
             origin=worst(*self.origins),
         )
 
-    def _seconds(self, index: int, work: Callable[..., tuple[Work, ...]]) -> float:
-        op = self.block.ops[index]
+    def _skew(self, index: int) -> float:
+        """What the busiest rank does of an op over the mean."""
         choice = self.splits.tp.choices[self.block.name, index]
-        skew = imbalance(op, choice, self.splits.tp.degree)
-        total = 0.0
-        for item in work(op, self.local[index], imbalance=skew, fused=self.fused):
-            estimate = self.work_time(item)
-            self.origins.append(estimate.origin)
-            total += estimate.seconds
-        return total
+        return imbalance(self.block.ops[index], choice, self.splits.tp.degree)
 
     def _host_s(self) -> tuple[float, float]:
         """What the host takes, forward and backward, that nothing hides."""

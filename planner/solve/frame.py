@@ -15,18 +15,17 @@ from functools import cached_property
 import numpy as np
 
 from ..borders import Borders
-from ..cost import Estimate, Work
 from ..errors import SolverError
 from ..graph import Edge, Graph
 from ..layout import Placement
 from ..rules.choices import Choice
 from .choice_graph import IMPOSSIBLE, ChoiceGraph, Presolved
 from .conversions import ANYWHERE, Conversions, End, Stated, as_made, connect, pairs, wanted
+from .op_times import KernelTime, OpTimes
 
 OpKey = tuple[str, int]
 """(block class, op index)."""
 Choices = Mapping[OpKey, tuple[Choice, ...]]
-KernelTime = Callable[[Work], Estimate]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,10 +154,13 @@ class Known:
     """What the problems of one graph on one cluster have found out, for those that follow."""
 
     conversions: Conversions = field(default_factory=Conversions)
-    kernel_s: dict[KernelTime, dict[tuple, float]] = field(default_factory=dict)
-    """Seconds of an op's kernels, by what runs them."""
+    _times: dict[tuple[KernelTime, bool], OpTimes] = field(default_factory=dict)
     _frames: dict[tuple, Frame] = field(default_factory=dict)
     _choices: dict[tuple, tuple[Choice, ...]] = field(default_factory=dict)
+
+    def times(self, kernel_time: KernelTime, *, fused: bool) -> OpTimes:
+        """What ops take where kernels take so long."""
+        return self._times.setdefault((kernel_time, fused), OpTimes(kernel_time, fused=fused))
 
     def choices(self, known: tuple, make: Callable[[], tuple[Choice, ...]]) -> tuple[Choice, ...]:
         """The choices that `known` stands for: the same object every time."""

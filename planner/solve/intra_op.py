@@ -303,8 +303,9 @@ class _Solver:
     def solution(self, splits: Splits, degrees: Degrees, spans: Spans, *, pipelined: bool) -> IntraSolution:
         """What these splits cost here. `pipelined`: whether blocks may lie on different stages."""
         axes, levels = self._axes(degrees, spans), [self._topology.levels[s.outermost].name for s in spans]
+        times = self._known.times(self._work_time, fused=self._framework.fuses_pointwise)
         blocks = block_costs(
-            self._graph, splits, axes, tuple(levels), self._framework, self._work_time, pipelined=pipelined
+            self._graph, splits, axes, tuple(levels), self._framework, times, pipelined=pipelined
         )
         seconds = sum(
             self._graph.blocks[name].count * (cost.forward_s + cost.backward_s)

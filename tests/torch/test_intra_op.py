@@ -23,6 +23,7 @@ from tpplan.planner.mesh import Mesh
 from tpplan.planner.solve.axis import Axis, AxisProblem, AxisSolution
 from tpplan.planner.solve.block_cost import block_costs
 from tpplan.planner.solve.intra_op import IntraOp, Prices, Splits, after, traced_sizes
+from tpplan.planner.solve.op_times import OpTimes
 from tpplan.planner.topology import Topology
 from tpplan.planner.trace import trace_source
 from tpplan.topologies import load
@@ -66,7 +67,8 @@ def total_s(graph: Graph, axis: Axis, solution: AxisSolution, ep: AxisSolution) 
     sizes = traced_sizes(graph, batch=1)
     assert sizes is not None
     splits = Splits(ep=ep, tp=solution, before_ep=sizes, before_tp=sizes, local=after(graph, sizes, solution))
-    costs = block_costs(graph, splits, (axis, axis), ("node", "node"), FRAMEWORK, axis.kernel_time)
+    times = OpTimes(axis.kernel_time, fused=FRAMEWORK.fuses_pointwise)
+    costs = block_costs(graph, splits, (axis, axis), ("node", "node"), FRAMEWORK, times)
     return sum(
         graph.blocks[name].count
         * (c.forward_s + c.backward_s + sum(x.seconds * x.count for x in (*c.forward_comm, *c.backward_comm)))
