@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import zoo
 from tpplan.planner.schedule import SPLIT_BACKWARD, illegality
 
 RANKS = 8
 QUICK_COUNT, BESIDE_COUNT = 60, 3
+SHARED_HEADS = ("deepseek-hf", "multi-query")
+"""Models whose heads share a key: with so few samples on a rank that attention is split by heads."""
 SCHEDULES = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zb-h1": 1, "zbv": 2, "dualpipev": 2}
 """Virtual stages of each."""
 MODES = ("none", "selective", "full")
@@ -139,9 +141,20 @@ def _is_beside(c: Combination) -> bool:
     return zoo.MODELS[c.model].ep != (1,) and max(c.cp, c.tp) > 1
 
 
+BY_HEADS = Combination(
+    model="multi-query", pp=1, dp=4, cp=1, ep=1, tp=2, zero=1, group=None, schedule="none", micro_batch=1,
+    recompute="none",
+)  # fmt: skip
+"""With one sample a microbatch."""
+LATENT = replace(BY_HEADS, model="deepseek-hf")
 EVERY = tuple(_combinations())
+_OTHERS = tuple(c for c in EVERY if c.model not in SHARED_HEADS)
 QUICK = (
-    *covering(tuple(c for c in EVERY if not _is_beside(c)), QUICK_COUNT),
-    *covering(tuple(c for c in EVERY if _is_beside(c) and c.ep > 1), BESIDE_COUNT),
+    *covering(tuple(c for c in _OTHERS if not _is_beside(c)), QUICK_COUNT),
+    *covering(tuple(c for c in _OTHERS if _is_beside(c) and c.ep > 1), BESIDE_COUNT),
+    BY_HEADS,
+    replace(LATENT, zero=3),
+    replace(LATENT, dp=2, ep=2, recompute="full"),
+    replace(LATENT, pp=2, dp=2, schedule="1f1b"),
 )
 """For every run of the suite."""

@@ -53,6 +53,11 @@ def hf_llama(*, tied: bool) -> nn.Module:
     return transformers.LlamaForCausalLM(config).float()
 
 
+def multi_query() -> nn.Module:
+    config = cases.llama.Config(layers=4, hidden=32, heads=4, kv_heads=1, ffn=64, vocab=VOCAB)
+    return cases.llama.Llama(config)
+
+
 def hf_gpt2() -> nn.Module:
     config = transformers.GPT2Config(
         vocab_size=VOCAB, n_embd=32, n_layer=4, n_head=4, n_positions=64, use_cache=False, resid_pdrop=0.0,
@@ -67,6 +72,17 @@ def hf_mixtral() -> nn.Module:
         num_key_value_heads=2, num_local_experts=4, use_cache=False, experts_implementation="grouped_mm",
     )  # fmt: skip
     return transformers.MixtralForCausalLM(config).float()
+
+
+def hf_deepseek() -> nn.Module:
+    """Latent attention, one rotary key for all heads; a dense layer, then experts picked within groups."""
+    config = transformers.DeepseekV3Config(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=64, moe_intermediate_size=16, num_hidden_layers=4,
+        num_attention_heads=4, num_key_value_heads=4, q_lora_rank=16, kv_lora_rank=24, qk_rope_head_dim=8,
+        qk_nope_head_dim=16, v_head_dim=16, n_routed_experts=8, n_group=2, topk_group=1,
+        num_experts_per_tok=2, first_k_dense_replace=1, use_cache=False, experts_implementation="grouped_mm",
+    )  # fmt: skip
+    return transformers.DeepseekV3ForCausalLM(config).float()
 
 
 def t5() -> nn.Module:
@@ -140,6 +156,7 @@ MODELS = {
     "llama-tied": Model(
         build=functools.partial(hf_llama, tied=True), inputs=_labelled, layers=4, tp=(1, 2), cp=(1, 2)
     ),
+    "multi-query": Model(build=multi_query, inputs=_tokens, loss=cases.LOSS["llama"], layers=4),
     "gpt2-hf": Model(build=hf_gpt2, inputs=_labelled, layers=4, tp=(1, 2)),
     "mixtral": Model(
         build=cases.small_mixtral, inputs=_tokens, loss=cases.LOSS["mixtral"], dtype="bf16", layers=4,
@@ -147,6 +164,9 @@ MODELS = {
     ),
     "mixtral-hf": Model(
         build=hf_mixtral, inputs=_labelled, dtype="bf16", layers=4, tp=(1, 2), cp=(1, 2), ep=(1, 2, 4)
+    ),
+    "deepseek-hf": Model(
+        build=hf_deepseek, inputs=_labelled, dtype="bf16", layers=4, tp=(1, 2), ep=(1, 2, 4)
     ),
     "t5": Model(build=t5, inputs=_sequences, tp=(1, 2, 4)),
     "vit": Model(build=vit, inputs=_images("pixel_values", 16), layers=4),
