@@ -36,6 +36,7 @@ from tpplan.planner.problem import (
 )
 from tpplan.planner.profile import OPTIMIZERS, Framework, Job
 from tpplan.planner.solve.costed import Costed
+from tpplan.planner.solve.exploration import Exploration
 from tpplan.planner.solve.ideal import Roofline, idealised
 from tpplan.planner.solve.price import price
 from tpplan.planner.solve.quick import quick_bound
@@ -473,6 +474,16 @@ def test_a_pin_along_which_nothing_splits_is_named() -> None:
     assert isinstance(found, Infeasible)
     assert "cannot be split with tp=16" in found.reason
     assert found.fixes == ("drop tp=16",)
+
+
+def test_where_nothing_splits_no_part_of_the_cluster_is_tried() -> None:
+    model, cluster = Transformer(**LLAMA_8B), topology(64, memory=80e9)
+    run = Exploration(model.problem(cluster, batch=4096), model.pricing(cluster), {"tp": 16})
+    run.explore()
+    tried = len(run.entries)
+    run.explore_parts()
+    assert tried
+    assert len(run.entries) == tried
 
 
 def test_a_batch_that_no_mesh_divides() -> None:
