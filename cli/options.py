@@ -103,6 +103,10 @@ Compare = Annotated[
 Sensitivity = Annotated[
     bool, option("--sensitivity", None, "Also tell what would change the plan (a few more searches).")
 ]
+Pareto = Annotated[
+    bool,
+    option("--pareto", None, "Also plan for less memory and fewer devices (a dozen more searches)."),
+]
 SplitPins = Annotated[
     list[str] | None,
     option("--pin", "NAME=Shard(DIM)@AXIS", "Fix how a module's or parameter's weights are split."),

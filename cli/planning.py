@@ -26,6 +26,7 @@ from .options import (
     OptimizerName,
     Output,
     OutputLen,
+    Pareto,
     PlanFile,
     Quiet,
     Report,
@@ -81,6 +82,7 @@ def suggest(
     time_limit: TimeLimit = None,
     strict: Strict = False,
     sensitivity: Sensitivity = False,
+    pareto: Pareto = False,
     no_cache: NoCache = False,
     output: Output = None,
     report: Report = None,
@@ -93,7 +95,7 @@ def suggest(
         "mode": mode, "objective": objective,
         "framework": framework, "dtype": dtype, "optimizer": optimizer, "splits": pin,
         "top": top, "time_limit_s": time_limit, "strict": strict or None, "cache": not no_cache,
-        "sensitive": sensitivity or None,
+        "sensitive": sensitivity or None, "pareto": pareto or None,
     }  # fmt: skip
     check_output(output)
     check_page(report, "--report")

@@ -39,7 +39,7 @@ def smallest_fit(topology: Topology, plan_on: PlanOn, *, whole: Plan) -> Plan:
     low, high = 0, len(sizes) - 1
     while low < high:
         middle = (low + high) // 2
-        if found := _plan_if_any(sizes[middle], plan_on):
+        if found := plan_if_any(sizes[middle], plan_on):
             high, best = middle, found
         else:
             low = middle + 1
@@ -59,7 +59,7 @@ def part_sizes(topology: Topology, *, threes: bool = False) -> list[Topology]:
     return parts + [topology.with_nodes(n) for n in sorted(counts) if n < topology.levels[-1].size]
 
 
-def _plan_if_any(topology: Topology, plan_on: PlanOn) -> Plan | None:
+def plan_if_any(topology: Topology, plan_on: PlanOn) -> Plan | None:
     """None where nothing fits, or where the user's choices or batch do not divide."""
     try:
         found = plan_on(topology)
@@ -82,7 +82,7 @@ def _cheapest(topology: Topology, plan_on: PlanOn) -> Plan | Infeasible:
     whole = plan_on(topology)
     if isinstance(whole, Infeasible):
         return whole
-    tried = [_plan_if_any(size, plan_on) for size in part_sizes(topology)]
+    tried = [plan_if_any(size, plan_on) for size in part_sizes(topology)]
     plans = [plan for plan in tried if plan] + [whole]
     best = min(plans, key=lambda plan: (plan.device_hours_per_million_tokens, plan.cluster.devices))
     hours = best.device_hours_per_million_tokens
@@ -96,12 +96,13 @@ def _cheapest(topology: Topology, plan_on: PlanOn) -> Plan | Infeasible:
 
 
 def _with_sizes(best: Plan, plans: Sequence[Plan], reason: str) -> Plan:
-    sizes = {plan.cluster.devices: _size(plan) for plan in plans}
+    sizes = {plan.cluster.devices: cluster_size(plan) for plan in plans}
     ordered = tuple(sizes[devices] for devices in sorted(sizes))
     return replace(best, reasons=(reason, *best.reasons), sizes=ordered)
 
 
-def _size(plan: Plan) -> ClusterSize:
+def cluster_size(plan: Plan) -> ClusterSize:
+    """What a plan takes on its cluster."""
     return ClusterSize(
         devices=plan.cluster.devices,
         nodes=plan.cluster.nodes,

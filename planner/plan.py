@@ -253,7 +253,7 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSize:
-    """What the best plan takes on another number of devices (objectives `memory` and `cost`)."""
+    """What the best plan takes on a number of devices."""
 
     devices: int
     nodes: int
@@ -261,6 +261,17 @@ class ClusterSize:
     peak_memory_bytes: float
     device_hours_per_million_tokens: float
     usd_per_million_tokens: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tradeoff:
+    """A plan that none beats in time, memory, devices and cost at once."""
+
+    plan: Alternative
+    """Its reason says what it trades against the chosen plan."""
+    size: ClusterSize
+    gap: float
+    """Of its own certificate: no plan for what it demands is faster by more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,8 +354,8 @@ class Plan:
     sequences."""
     shard_group: int | None = None
     """Data-parallel neighbours that ZeRO shards over, the others holding copies (HSDP); None: all."""
-    pareto: tuple[Alternative, ...] = ()
-    """Of the plans that were priced, those that none beats in both time and memory, fastest first."""
+    pareto: tuple[Tradeoff, ...] = ()
+    """What else there is to choose, fastest first, where it was asked for."""
     sizes: tuple[ClusterSize, ...] = ()
     """What other numbers of devices would take, where the objective compares them."""
     changes: tuple[Change, ...] = ()

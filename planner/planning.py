@@ -291,6 +291,5 @@ def plan_of(graph: Graph, topology: Topology, job: Job, found: Outcome, *, sourc
         search=found.summary,
         reasons=(*size_reasons(graph, topology, splits), *found.reasons),
         alternatives=found.alternatives,
-        pareto=found.pareto,
         warnings=(*model_warnings(graph, topology, candidate.mesh.tp), *found.warnings),
     )

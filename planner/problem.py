@@ -199,7 +199,6 @@ class Outcome:
     summary: SearchSummary
     reasons: tuple[str, ...]
     warnings: tuple[str, ...] = field(default=())
-    pareto: tuple[Alternative, ...] = ()
     """Priced plans that none beats in both time and memory, fastest first."""
 
 

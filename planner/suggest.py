@@ -20,6 +20,7 @@ from .graph_cache import TraceOptions, load_or_trace
 from .mixed import plan_cluster
 from .objective import plan_for
 from .options import check_names, check_sizes, common_dtype, job_from_options
+from .pareto import pareto as pareto_front
 from .plan import Infeasible, Plan
 from .planning import tokens_per_sample
 from .sensitivity import sensitivity
@@ -59,6 +60,7 @@ def suggest(
     loss: Callable[..., Any] | None = None,
     strict: bool = False,
     sensitive: bool = False,
+    pareto: bool = False,
 ) -> Plan | Infeasible:
     """Plan how to split `model` over `topology`.
 
@@ -85,6 +87,8 @@ def suggest(
         strict: whether an op without a sharding rule is an error.
         sensitive: plan again with slower links, more memory and fewer devices, and tell in
             `Plan.changes` what would change the answer (a few more searches).
+        pareto: plan again for less memory and fewer devices, and tell in `Plan.pareto` which plans none beats
+            in time, memory, devices and cost at once (a dozen more searches).
 
     Raises:
         UserError: something given is wrong; the message says what and what would be right.
@@ -139,12 +143,16 @@ def suggest(
         )
 
     if not isinstance(cluster, Topology):
-        _check_mixed(objective, mode=mode, sensitive=sensitive)
+        _check_mixed(objective, mode=mode, again="sensitivity" * sensitive or "pareto" * pareto)
         return plan_on(cluster)
+    if serving and pareto:
+        raise OptionError("pareto: only plans for training are compared; when serving, ask for a `--top`")
     found = plan_for(objective, cluster, plan_on)
-    if not sensitive or isinstance(found, Infeasible):
+    if isinstance(found, Infeasible):
         return found
-    return replace(found, changes=sensitivity(found, cluster, plan_on))
+    if sensitive:
+        found = replace(found, changes=sensitivity(found, cluster, plan_on))
+    return replace(found, pareto=pareto_front(found, cluster, plan_on)) if pareto else found
 
 
 def _resized(topology: Cluster, nodes: int | None) -> Cluster:
@@ -155,14 +163,14 @@ def _resized(topology: Cluster, nodes: int | None) -> Cluster:
     raise OptionError(f"nodes={nodes}: {topology.name} says how many nodes of each kind there are")
 
 
-def _check_mixed(objective: str, *, mode: str, sensitive: bool) -> None:
+def _check_mixed(objective: str, *, mode: str, again: str) -> None:
     """What is asked by planning on parts of a cluster needs one kind of nodes."""
     if mode != "train":
         raise OptionError(f"mode {mode!r}: plan each kind of nodes by itself")
     if objective in ("memory", "cost"):
         raise OptionError(f"objective {objective!r}: plan each kind of nodes by itself; here: throughput")
-    if sensitive:
-        raise OptionError("sensitivity: plan each kind of nodes by itself")
+    if again:
+        raise OptionError(f"{again}: plan each kind of nodes by itself")
 
 
 def load_graph(

@@ -52,6 +52,7 @@ def explain(plan: Plan) -> tuple[Paragraph, ...]:
         ("What would change it", _changes(plan)),
         ("Asked again under other conditions", (change.sentence for change in plan.changes)),
         ("Other sizes of the cluster", sizes(plan)),
+        ("What else there is to choose", tradeoffs(plan)),
     ]
     made += [Paragraph(title=title, sentences=told) for title, found in rest if (told := tuple(found))]
     return tuple(made)
@@ -232,6 +233,20 @@ def sizes(plan: Plan) -> Iterator[str]:
         yield (
             f"{words.plural(size.devices, 'device')}: {words.duration(size.step_time_s)} a step, "
             f"{words.gib(size.peak_memory_bytes)} GiB, {price} per million tokens."
+        )
+
+
+def tradeoffs(plan: Plan) -> Iterator[str]:
+    """One sentence for each plan that none beats in time, memory, devices and cost at once."""
+    for found in plan.pareto:
+        other, size = found.plan, found.size
+        cost = size.usd_per_million_tokens
+        price = f"{size.device_hours_per_million_tokens:.3g} device-hours" if cost is None else f"${cost:.3g}"
+        how = (words.zero(other.zero_stage, other.shard_group), words.recompute(other.recompute))
+        yield (
+            f"{words.duration(other.step_time_s)} a step, {words.gib(other.peak_memory_bytes)} GiB, "
+            f"{words.plural(size.devices, 'device')}, {price} per million tokens: {other.mesh}, "
+            f"{', '.join(how)}, {words.batches(other.micro_batch, other.num_microbatches)} ({other.reason})."
         )
 
 

@@ -1,7 +1,7 @@
 """Explored plans as points of step time against memory, and the front that none of them beats.
 
 In: a `Plan`. Out: one `Point` for each plan that was priced and told: the plan itself, the plans that
-none beats in both time and memory, and the runners-up, each once.
+none beats in both time and memory (where they were asked for), and the runners-up, each once.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class Point:
 
 def points(plan: Plan) -> tuple[Point, ...]:
     """The plan first, then the front, then the other runners-up."""
-    front = [_point(each, "front") for each in plan.pareto]
+    here = (each.plan for each in plan.pareto if each.size.devices == plan.cluster.devices)
+    front = [_point(each, "front") for each in here]
     rivals = [_point(each, "rival") for each in plan.alternatives]
     return tuple(_once([_chosen(plan), *front, *rivals]))
 

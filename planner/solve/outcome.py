@@ -68,7 +68,6 @@ def outcome(run: Exploration, top: int, experts: dict[str, Candidate]) -> Outcom
             *_not_searched(run),
         ),
         warnings=tuple(_warnings(run)),
-        pareto=tuple(_pareto(run, best)),
     )
 
 
@@ -96,16 +95,6 @@ def _not_searched(run: Exploration) -> Iterator[str]:
         f"tp beside experts or tables {tried}; the gap does not cover all plans with both "
         "(--set tp=4, or any other size, searches them)."
     )
-
-
-def _pareto(run: Exploration, best: Priced) -> Iterator[Alternative]:
-    """Of the priced plans, those that no faster one beats in memory."""
-    least = math.inf
-    for priced in sorted(run.priced.values(), key=run.rank):
-        if priced.prediction.peak_memory_bytes < least:
-            least = priced.prediction.peak_memory_bytes
-            found = _alternative(best, priced, None)
-            yield replace(found, reason="the plan") if priced.candidate == best.candidate else found
 
 
 def _warnings(run: Exploration) -> Iterator[str]:

@@ -227,6 +227,7 @@ def changes(plan: Plan) -> dict[str, Any]:
         "now": told.get("What would change it", ()),
         "asked": [change.sentence for change in plan.changes],
         "sizes": told.get("Other sizes of the cluster", ()),
+        "tradeoffs": told.get("What else there is to choose", ()),
     }
 
 

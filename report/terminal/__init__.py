@@ -20,7 +20,7 @@ from .certificate import certificate
 from .communication import top_communications
 from .memory import memory_bars
 from .ranks import rank_table
-from .runners_up import runners_up, what_would_change
+from .runners_up import runners_up, what_else, what_would_change
 from .serving import serving_certificate, slower_servers
 from .splits import split_table
 from .tables import Heading, literal
@@ -37,6 +37,7 @@ SECTIONS: tuple[tuple[str, Callable[[Plan], RenderableType | None]], ...] = (
     ("Memory by stage", memory_bars),
     ("Communication in a step", top_communications),
     ("Runners-up", runners_up),
+    ("What else there is to choose", what_else),
     ("What would change the plan", what_would_change),
     ("Certificate and assumptions", certificate),
 )

@@ -36,6 +36,31 @@ def what_would_change(plan: Plan) -> RenderableType | None:
     return Text("\n").join(literal(f"- {sentence}") for sentence in told) if told else None
 
 
+def what_else(plan: Plan) -> RenderableType | None:
+    """Plans that none beats in time, memory, devices and cost at once, the fastest first."""
+    if not plan.pareto:
+        return None
+    layout, why = column("Plan", ratio=5), column("Against the plan", ratio=5)
+    headings = ("Step", "Devices", "GiB", "$/Mtok" if _priced(plan) else "h/Mtok")
+    made = table(layout, *(number(heading) for heading in headings), why, expand=True)
+    for found in plan.pareto:
+        size = found.size
+        cost = size.usd_per_million_tokens or size.device_hours_per_million_tokens
+        made.add_row(
+            literal(_layout(found.plan)),
+            words.duration(size.step_time_s),
+            f"{size.devices:,}",
+            words.gib(size.peak_memory_bytes),
+            f"{cost:.3g}",
+            literal(found.plan.reason),
+        )
+    return made
+
+
+def _priced(plan: Plan) -> bool:
+    return plan.cluster.price_per_device_hour is not None
+
+
 def _layout(alternative: Alternative) -> str:
     parts = (
         str(alternative.mesh),

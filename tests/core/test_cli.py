@@ -38,7 +38,7 @@ FLAGS = {
         "--topology", "-t", "--nodes", "--global-batch", "--seq-len", "--output-len", "--mode", "--objective",
         "--set", "--pin",
         "--framework", "--dtype", "--optimizer", "--top", "--time-limit", "--strict", "--no-cache",
-        "--output", "-o", "--report", "--sensitivity", "--json", "--quiet", "-q",
+        "--output", "-o", "--report", "--sensitivity", "--pareto", "--json", "--quiet", "-q",
     },
     "report": {"--output", "-o", "--figures", "--trace", "--json", "--quiet", "-q"},
     "estimate": {

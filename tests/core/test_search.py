@@ -571,13 +571,6 @@ def test_fixes_are_ranked_and_each_says_what_then_fits() -> None:
     assert any("of memory or more" in fix for fix in found.fixes)
 
 
-def test_the_pareto_set_trades_time_for_memory(small: Outcome) -> None:
-    assert small.pareto[0].step_time_s == small.best.step_time_s
-    for faster, leaner in pairwise(small.pareto):
-        assert faster.step_time_s <= leaner.step_time_s
-        assert faster.peak_memory_bytes > leaner.peak_memory_bytes
-
-
 # --------------------------------------------------------------------------- stopped searches
 
 
