@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from functools import cache
 
 from .borders import Borders, OpKey
 from .graph import Edge, Graph, Op, Operand
@@ -30,12 +29,15 @@ PASSED_ON = frozenset(
 """Ops in whose backward DTensor leaves partial sums as they are (`tests/dist/test_terms.py`)."""
 
 
-@cache
 def hand_on_terms(borders: Borders, degree: int) -> frozenset[OpKey]:
-    """The ops between tensors that heads share and the borders before them, on an axis of `degree` ranks.
+    """The ops between tensors that heads share and the borders before them, on an axis of `degree` ranks."""
+    if degree not in borders.hand_on_terms:
+        borders.hand_on_terms[degree] = _between_shared_and_border(borders, degree)
+    return borders.hand_on_terms[degree]
 
-    Beyond those upstream it takes the others that read what these make: their gradients are added.
-    """
+
+def _between_shared_and_border(borders: Borders, degree: int) -> frozenset[OpKey]:
+    """Beyond those upstream it takes the others that read what these make: their gradients are added."""
     read_from, read_by = _edges(borders.graph)
     waiting = [edge.producer[:2] for edge in borders.graph.edges if _is_shared(borders, edge, degree)]
     found: set[OpKey] = set()
