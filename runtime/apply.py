@@ -25,7 +25,7 @@ from .layouts import placement
 from .mesh import Meshes, device_mesh
 from .modules import install_reshards, shard_parameters
 from .names import aliases, placements_by_name
-from .ops import sharded_ops
+from .ops import Mode, mode_for, run_in
 from .parallel import Parallel
 from .recompute import recompute
 from .routed import install_routing
@@ -57,14 +57,15 @@ def apply(
     call = map_tensors(call_of(inputs), lambda tensor: tensor[: plan.micro_batch])
 
     stages, hidden = _stages(model, plan, mesh, call)  # first: what is not kept is never materialised
+    mode = mode_for(mesh.activations, experts=plan.mesh.ep > 1)
     for stage in stages:
         # tensor splits before data: FSDP shards what tensor parallelism leaves to each rank
         shard_parameters(stage.model, planned, mesh, values=weights.value, device=device)
         install_reshards(stage.model, plan, mesh)
         install_routing(stage.model, plan, mesh.activations)
         # recompute inside data: a layer's parameters are gathered once for running it again
-        _recompute(stage, plan, mesh)
-    forwards = _forwards(stages, plan, mesh, loss)
+        _recompute(stage, plan, mode)
+    forwards = _forwards(stages, plan, mesh, mode, loss)
     for stage in stages:
         shard_data(
             stage.model, stage.layers, mesh, zero_stage=plan.zero_stage, dtype=plan.job.dtype,
@@ -100,28 +101,28 @@ def _stages(
     ], border.hidden
 
 
-def _recompute(stage: _Stage, plan: Plan, mesh: Meshes) -> None:
+def _recompute(stage: _Stage, plan: Plan, within: Mode) -> None:
     if plan.recompute == "none":
         return
     for layer, mode in zip(stage.layers or [stage.model], stage.cut.modes, strict=True):
-        layer.forward = sharded_ops(
-            layer.forward, mesh.activations
-        )  # backward runs it again, outside the model's forward
+        layer.forward = run_in(within, layer.forward)  # backward runs it again, outside the model's forward
         recompute(layer, mode)
 
 
 def _forwards(
-    stages: Sequence[_Stage], plan: Plan, mesh: Meshes, loss: LossFunction
+    stages: Sequence[_Stage], plan: Plan, mesh: Meshes, mode: Mode, loss: LossFunction
 ) -> list[WholeForward | StageForward]:
     """Give each stage's model its new forward."""
     made: list[WholeForward | StageForward] = []
     for stage in stages:
         forward = stage.model.forward
         if plan.mesh.pp == 1:
-            made.append(WholeForward(forward, loss, mesh=mesh.activations))
+            made.append(WholeForward(forward, loss, mode=mode))
         else:
             border = border_placements(plan, mesh)
-            made.append(StageForward(forward, loss, stage.cut, mesh=mesh.activations, border=border))
+            made.append(
+                StageForward(forward, loss, stage.cut, mode=mode, mesh=mesh.activations, border=border)
+            )
         stage.model.forward = made[-1]
     return made
 

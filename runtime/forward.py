@@ -1,8 +1,8 @@
 """The forward of a model or of one of its stages, as it is called once the plan is applied.
 
 In: the user's bound `forward`. Out: callables that take its place on the module, inside whatever
-FSDP wraps around it. They turn on `ShardedOps`, compute the loss where the step wants it, and on a
-pipeline stage take a received activation in and hand the last layer's output on.
+FSDP wraps around it. They turn on `ShardedOps` where something is split, compute the loss where the
+step wants it, and on a pipeline stage take a received activation in and hand the last layer's output on.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..planner.errors import ModelError, OptionError, PlanError
 from .batch import Call, Inputs
 from .layouts import shard_dim
 from .operands import plain
-from .ops import ShardedOps
+from .ops import Mode
 from .stages import StageCut, StageLayers
 
 LossFunction = Callable[[Any, Inputs], Tensor]
@@ -42,14 +42,14 @@ def own_loss(outputs: Any, _inputs: Inputs) -> Tensor:
 class WholeForward:
     """Forward of a model that is not cut into stages."""
 
-    def __init__(self, forward: Callable, loss: LossFunction, *, mesh: DeviceMesh) -> None:
-        """`forward`: the user's; `mesh`: on which activations lie."""
-        self._forward, self._loss, self._mesh = forward, loss, mesh
+    def __init__(self, forward: Callable, loss: LossFunction, *, mode: Mode) -> None:
+        """`forward`: the user's; `mode`: what it runs in."""
+        self._forward, self._loss, self._mode = forward, loss, mode
         self.ends_in_loss = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's outputs as ordinary tensors, or the loss."""
-        with ShardedOps(self._mesh):
+        with self._mode():
             outputs = self._forward(*args, **kwargs)
             if self.ends_in_loss:
                 return plain(self._loss(outputs, Call(args, kwargs).inputs))
@@ -72,12 +72,13 @@ class StageForward:
         loss: LossFunction,
         cut: StageCut,
         *,
+        mode: Mode,
         mesh: DeviceMesh,
         border: Sequence[Placement],
     ) -> None:
-        """`mesh`: on which activations lie; `border`: how they do between stages."""
+        """`mode`: what it runs in; `mesh`: on which activations lie; `border`: how they do between stages."""
         self._forward, self._loss, self._cut = forward, loss, cut
-        self._mesh, self._border = mesh, border
+        self._mode, self._mesh, self._border = mode, mesh, border
         self._received: Any = None
         self.calls: list[Call] = []
 
@@ -97,7 +98,7 @@ class StageForward:
         """The activation for the next stage, or the loss on the last one."""
         call = self.calls[int(index)]
         self._received = self._from_border(received[0]) if received else None
-        with ShardedOps(self._mesh):
+        with self._mode():
             try:
                 outputs = self._forward(*call.args, **call.kwargs)
             except _Left as left:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -70,12 +72,21 @@ class ShardedOps(TorchFunctionMode):
         return func(*whole_on(args, mesh), **{key: whole_on(value, mesh) for key, value in kwargs.items()})
 
 
-def sharded_ops(forward: Callable, mesh: DeviceMesh) -> Callable:
-    """`forward` with the mode on."""
+Mode = Callable[[], AbstractContextManager]
+"""What a forward runs in."""
+
+
+def mode_for(mesh: DeviceMesh, *, experts: bool) -> Mode:
+    """The mode on `mesh`; none where neither activations nor weights (over ep: `experts`) are split."""
+    return partial(ShardedOps, mesh) if experts or mesh.size() > 1 else nullcontext
+
+
+def run_in(mode: Mode, forward: Callable) -> Callable:
+    """`forward` in that mode."""
 
     @functools.wraps(forward)
     def run(*args: Any, **kwargs: Any) -> Any:
-        with ShardedOps(mesh):
+        with mode():
             return forward(*args, **kwargs)
 
     return run
