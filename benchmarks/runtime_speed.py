@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -317,7 +316,7 @@ def run(ranks: Sequence[int], pairs: int) -> list[Pair]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table; 1 when a median ratio is above the limit."""
+    """Print the table; 1 when any plan's ratio is above the limit."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -335,7 +334,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             times = f"{pair.ours_s * 1e3:8.1f} ms{pair.theirs_s * 1e3:8.1f} ms"
             ratios = f"{pair.ratio:11.3f}{pair.processor_ratio:11.3f}{pair.loss_difference:11.1e}"
             print(f"{pair.mesh:<18}{times}{ratios}{pair.plan_s:9.2f} s{pair.apply_s:9.2f} s")
-    return int(math.prod(pair.ratio for pair in pairs) ** (1 / len(pairs)) > LIMIT)
+    return int(any(pair.ratio > LIMIT for pair in pairs))
 
 
 if __name__ == "__main__":
