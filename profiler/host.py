@@ -11,6 +11,7 @@ alone and with backward, whole and as DTensors that no rank splits (nothing is c
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 import torch.nn.functional as functional
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
-from ..runtime.ops import sharded_ops
+from ..runtime.ops import ShardedOps, run_in
 from .compute import timed
 from .session import Item, Session
 from .settings import Sample
@@ -87,7 +88,7 @@ def _chain(mesh: DeviceMesh | None) -> Callable[[bool], None]:
                 if parameter is not None:
                     module.register_parameter(name, nn.Parameter(_whole_on(parameter.detach(), mesh)))
         x = _whole_on(x, mesh)
-    forward = model.forward if mesh is None else sharded_ops(model.forward, mesh)
+    forward = model.forward if mesh is None else run_in(partial(ShardedOps, mesh), model.forward)
     parameters = tuple(model.parameters())
 
     def run(backward: bool) -> None:
