@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ..planner.cost import Recompute
 from ..planner.layout import Collective
 from ..planner.plan import Plan
 from ..planner.schedule import stages_of
@@ -122,8 +123,11 @@ def _checked(
 
 
 def _with_rows_of_loss(plan: Plan, stage: int, key: Key, runs: Amount, done: Amount) -> Amount:
-    """Where ranks of cp or tp each have rows of the logits, they add up one number for every microbatch."""
-    more = runs + Amount(plan.num_microbatches, NUMBER_BYTES * plan.num_microbatches)
+    """Where ranks of cp or tp each have rows of the logits, they add up one number for every microbatch, and
+    once more where the whole model is run again, its loss with it."""
+    whole_again = not plan.layer_lists and plan.recompute == Recompute.FULL
+    times = plan.num_microbatches * (2 if whole_again else 1)
+    more = runs + Amount(times, NUMBER_BYTES * times)
     split = key[2] in ("cp", "tp") and done.count == more.count
     return more if split and _holds_loss(plan, stage) else runs
 
