@@ -18,7 +18,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining._utils import _make_tensor_from_meta
 from torch.distributed.pipelining.schedules import _batch_p2p
@@ -95,6 +96,19 @@ class HandoverStage(PipelineStage):
         """Run the weights' part, unless it has been."""
         if not self._in_one_part:
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+            _accumulate(self.submod)
+
+
+def _accumulate(module: nn.Module) -> None:
+    """Add gradients to earlier microbatches' in the dtype that they are reduced in.
+
+    FSDP does so after a backward in one part; those of a weights' part it leaves in the dtype of computation.
+    """
+    for wrapped in module.modules():
+        if isinstance(wrapped, FSDPModule) and (group := wrapped._get_fsdp_state()._fsdp_param_group):
+            for parameter in group.fsdp_params:
+                parameter.accumulate_unsharded_grad_if_needed()
+                parameter.to_accumulated_grad_if_needed()
 
 
 def _drop(infos: tuple[_RecvInfo, ...]) -> tuple[_RecvInfo, ...]:
