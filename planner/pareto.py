@@ -3,8 +3,9 @@
 In: a plan, its cluster, a function that plans for a cluster. Out: `Tradeoff`s, the fastest first. Each is the
 fastest plan for a smaller demand, found by planning again, with a certificate of its own:
 
-    memory     devices may hold at most `STEP` of what the fullest one of the plan before held, and so on
-               until nothing fits or `MOST_CAPS` plans were found
+    memory     devices have `STEP` of what the fullest one of the plan before held (what the framework takes
+               and its allocator may leave unused comes off that), and so on until nothing fits or
+               `MOST_CAPS` plans were found
     devices    the parts of the cluster that the objective `cost` compares, at full memory
 
 So along memory the front is exact up to plans between two caps, and along devices up to sizes between two
@@ -29,7 +30,10 @@ GIB = 2**30
 
 def pareto(plan: Plan, topology: Topology, plan_on: PlanOn) -> tuple[Tradeoff, ...]:
     """The front; the plan itself is first, unless something smaller beats it."""
-    found = [plan, *_leaner(plan, topology, plan_on), *_smaller(topology, plan_on)]
+    whole = plan if plan.cluster.devices == topology.devices else plan_if_any(topology, plan_on)
+    found = [plan, *_smaller(topology, plan_on)]
+    if whole is not None:
+        found += [whole, *_leaner(whole, topology, plan_on)]
     return tuple(_tradeoff(plan, other) for other in front(found))
 
 

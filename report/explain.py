@@ -246,7 +246,8 @@ def tradeoffs(plan: Plan) -> Iterator[str]:
         yield (
             f"{words.duration(other.step_time_s)} a step, {words.gib(other.peak_memory_bytes)} GiB, "
             f"{words.plural(size.devices, 'device')}, {price} per million tokens: {other.mesh}, "
-            f"{', '.join(how)}, {words.batches(other.micro_batch, other.num_microbatches)} ({other.reason})."
+            f"{', '.join(how)}, {words.batches(other.micro_batch, other.num_microbatches)} ({other.reason}; "
+            f"within {found.gap:.2%} of the best for that)."
         )
 
 

@@ -115,6 +115,14 @@ def test_the_front_is_what_enumeration_leaves(seed: int) -> None:
     assert kept == sorted(every - beaten)
 
 
+def test_a_plan_for_fewer_devices_is_compared_with_those_for_all() -> None:
+    """As the objective `cost` chooses it: plans on all devices are points too."""
+    ways = [Way(8, 70e9, 1.0), Way(8, 40e9, 1.1), Way(4, 75e9, 1.9)]
+    whole = topology(2, memory=80e9, per_node=4)
+    found = pareto(made(ways[2]), whole, planner(ways))
+    assert [(each.size.devices, each.size.step_time_s) for each in found] == [(8, 1.0), (8, 1.1), (4, 1.9)]
+
+
 def test_each_says_what_it_trades() -> None:
     ways = [Way(16, 70e9, 1.0), Way(16, 40e9, 1.1), Way(8, 75e9, 1.5), Way(4, 76e9, 4.5)]
     whole = topology(4, memory=80e9, per_node=4)
