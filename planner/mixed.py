@@ -290,17 +290,7 @@ def _warnings(best: MixedPlan, job: Job) -> tuple[str, ...]:
 def _alternatives(step_s: float, plans: Sequence[Plan]) -> Iterator[Alternative]:
     for plan in sorted(plans, key=lambda plan: plan.predicted.step_time_s):
         more_s = plan.predicted.step_time_s - step_s
-        yield Alternative(
-            mesh=plan.mesh,
-            zero_stage=plan.zero_stage,
-            shard_group=plan.shard_group,
-            micro_batch=plan.micro_batch,
-            num_microbatches=plan.num_microbatches,
-            recompute=plan.recompute,
-            step_time_s=plan.predicted.step_time_s,
-            peak_memory_bytes=plan.predicted.peak_memory_bytes,
-            reason=f"on {plan.cluster.topology} alone: slower by {seconds_in_words(more_s)}",
-        )
+        yield plan.as_alternative(f"on {plan.cluster.topology} alone: slower by {seconds_in_words(more_s)}")
 
 
 def _infeasible(

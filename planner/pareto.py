@@ -1,7 +1,7 @@
 """Plans that none beats in time, memory, devices and cost at once: what else there is to choose.
 
-In: a plan, its cluster, a function that plans for a cluster. Out: `Tradeoff`s, the fastest first. Each is the
-fastest plan for a smaller demand, found by planning again, with a certificate of its own:
+In: a plan, its cluster, a function that plans for a cluster. Out: `Alternative`s, the fastest first. Each is
+the fastest plan for a smaller demand, found by planning again, with a certificate of its own:
 
     memory     devices have `STEP` of what the fullest one of the plan before held (what the framework takes
                and its allocator may leave unused comes off that), and so on until nothing fits or
@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from .objective import PlanOn, cluster_size, part_sizes, plan_if_any
-from .plan import Alternative, ClusterSize, Plan, Tradeoff
+from .plan import Alternative, ClusterSize, Plan
 from .topology import Topology
 
 STEP = 0.9
@@ -28,13 +28,13 @@ MOST_CAPS = 8
 GIB = 2**30
 
 
-def pareto(plan: Plan, topology: Topology, plan_on: PlanOn) -> tuple[Tradeoff, ...]:
+def pareto(plan: Plan, topology: Topology, plan_on: PlanOn) -> tuple[Alternative, ...]:
     """The front; the plan itself is first, unless something smaller beats it."""
     whole = plan if plan.cluster.devices == topology.devices else plan_if_any(topology, plan_on)
     found = [plan, *_smaller(topology, plan_on)]
     if whole is not None:
         found += [whole, *_leaner(whole, topology, plan_on)]
-    return tuple(_tradeoff(plan, other) for other in front(found))
+    return tuple(_beside(plan, other) for other in front(found))
 
 
 def front(plans: Iterable[Plan]) -> list[Plan]:
@@ -79,27 +79,14 @@ def _smaller(topology: Topology, plan_on: PlanOn) -> Iterator[Plan]:
     return (plan for plan in found if plan is not None)
 
 
-def _tradeoff(plan: Plan, other: Plan) -> Tradeoff:
+def _beside(plan: Plan, other: Plan) -> Alternative:
     size = cluster_size(other)
-    return Tradeoff(
-        plan=Alternative(
-            mesh=other.mesh,
-            zero_stage=other.zero_stage,
-            shard_group=other.shard_group,
-            micro_batch=other.micro_batch,
-            num_microbatches=other.num_microbatches,
-            recompute=other.recompute,
-            step_time_s=other.predicted.step_time_s,
-            peak_memory_bytes=other.predicted.peak_memory_bytes,
-            reason="the plan" if other is plan else _traded(cluster_size(plan), size),
-        ),
-        size=size,
-        gap=other.search.gap,
-    )
+    reason = "the plan" if other is plan else _traded(cluster_size(plan), size)
+    return replace(other.as_alternative(reason), size=size, gap=other.search.gap)
 
 
 def _traded(plan: ClusterSize, other: ClusterSize) -> str:
-    """`12.4% slower, 20.1 GiB less a device, half the devices, 3.2% cheaper a token`."""
+    """`12.4% slower, 20.1 GiB less a device, 32 of 64 devices, 3.2% cheaper a token`."""
     slower = other.step_time_s / plan.step_time_s - 1
     less = (plan.peak_memory_bytes - other.peak_memory_bytes) / GIB
     cheaper = 1 - other.device_hours_per_million_tokens / plan.device_hours_per_million_tokens

@@ -249,6 +249,10 @@ class Alternative:
     """Name of the expert plan it is, e.g. `FSDP`, `Megatron 3D`."""
     tokens_per_s: float | None = None
     """Tokens that it would make on the whole cluster, when serving."""
+    size: ClusterSize | None = None
+    """What it takes of the cluster, where plans on other numbers of devices stand beside it."""
+    gap: float | None = None
+    """Of a certificate of its own: no plan for what it demands is faster by more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,17 +265,6 @@ class ClusterSize:
     peak_memory_bytes: float
     device_hours_per_million_tokens: float
     usd_per_million_tokens: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tradeoff:
-    """A plan that none beats in time, memory, devices and cost at once."""
-
-    plan: Alternative
-    """Its reason says what it trades against the chosen plan."""
-    size: ClusterSize
-    gap: float
-    """Of its own certificate: no plan for what it demands is faster by more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,8 +347,9 @@ class Plan:
     sequences."""
     shard_group: int | None = None
     """Data-parallel neighbours that ZeRO shards over, the others holding copies (HSDP); None: all."""
-    pareto: tuple[Tradeoff, ...] = ()
-    """What else there is to choose, fastest first, where it was asked for."""
+    pareto: tuple[Alternative, ...] = ()
+    """Plans that none beats in time, memory, devices and cost at once, fastest first, where it was asked for.
+    Older plan files have some that happened to be priced, without `size`."""
     sizes: tuple[ClusterSize, ...] = ()
     """What other numbers of devices would take, where the objective compares them."""
     changes: tuple[Change, ...] = ()
@@ -379,6 +373,20 @@ class Plan:
         """Dollars per million tokens; None where the cluster has no price."""
         price = self.cluster.price_per_device_hour
         return None if price is None else price * self.device_hours_per_million_tokens
+
+    def as_alternative(self, reason: str) -> Alternative:
+        """This plan in a few numbers, beside another one. `reason`: what speaks against it."""
+        return Alternative(
+            mesh=self.mesh,
+            zero_stage=self.zero_stage,
+            shard_group=self.shard_group,
+            micro_batch=self.micro_batch,
+            num_microbatches=self.num_microbatches,
+            recompute=self.recompute,
+            step_time_s=self.predicted.step_time_s,
+            peak_memory_bytes=self.predicted.peak_memory_bytes,
+            reason=reason,
+        )
 
     def blocks_of(self, block: str) -> int:
         """How many blocks of a class all stages hold together."""

@@ -143,10 +143,11 @@ def suggest(
         )
 
     if not isinstance(cluster, Topology):
-        _check_mixed(objective, mode=mode, again="sensitivity" * sensitive or "pareto" * pareto)
+        again = "sensitivity" if sensitive else "pareto" if pareto else None
+        _check_mixed(objective, mode=mode, again=again)
         return plan_on(cluster)
     if serving and pareto:
-        raise OptionError("pareto: only plans for training are compared; when serving, ask for a `--top`")
+        raise OptionError("pareto: only plans for training are compared; when serving, ask for more of `top`")
     found = plan_for(objective, cluster, plan_on)
     if isinstance(found, Infeasible):
         return found
@@ -163,7 +164,7 @@ def _resized(topology: Cluster, nodes: int | None) -> Cluster:
     raise OptionError(f"nodes={nodes}: {topology.name} says how many nodes of each kind there are")
 
 
-def _check_mixed(objective: str, *, mode: str, again: str) -> None:
+def _check_mixed(objective: str, *, mode: str, again: str | None) -> None:
     """What is asked by planning on parts of a cluster needs one kind of nodes."""
     if mode != "train":
         raise OptionError(f"mode {mode!r}: plan each kind of nodes by itself")

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..planner.cost import Communication
-from ..planner.plan import Alternative, Plan
+from ..planner.plan import Alternative, ClusterSize, Plan
 from . import words
+from .points import choices
 
 TIGHT = 0.95
 """Share of a device's memory above which memory is called what binds."""
@@ -228,26 +229,27 @@ def _recompute(plan: Plan) -> Iterator[str]:
 def sizes(plan: Plan) -> Iterator[str]:
     """One sentence for each number of devices that was compared."""
     for size in plan.sizes:
-        cost = size.usd_per_million_tokens
-        price = f"{size.device_hours_per_million_tokens:.3g} device-hours" if cost is None else f"${cost:.3g}"
         yield (
             f"{words.plural(size.devices, 'device')}: {words.duration(size.step_time_s)} a step, "
-            f"{words.gib(size.peak_memory_bytes)} GiB, {price} per million tokens."
+            f"{words.gib(size.peak_memory_bytes)} GiB, {_price(size)} per million tokens."
         )
+
+
+def _price(size: ClusterSize) -> str:
+    """Of a million tokens: dollars, or device-hours where the cluster has no price."""
+    cost = size.usd_per_million_tokens
+    return f"{size.device_hours_per_million_tokens:.3g} device-hours" if cost is None else f"${cost:.3g}"
 
 
 def tradeoffs(plan: Plan) -> Iterator[str]:
     """One sentence for each plan that none beats in time, memory, devices and cost at once."""
-    for found in plan.pareto:
-        other, size = found.plan, found.size
-        cost = size.usd_per_million_tokens
-        price = f"{size.device_hours_per_million_tokens:.3g} device-hours" if cost is None else f"${cost:.3g}"
-        how = (words.zero(other.zero_stage, other.shard_group), words.recompute(other.recompute))
+    for other in plan.pareto:
+        if other.size is None:
+            continue
         yield (
             f"{words.duration(other.step_time_s)} a step, {words.gib(other.peak_memory_bytes)} GiB, "
-            f"{words.plural(size.devices, 'device')}, {price} per million tokens: {other.mesh}, "
-            f"{', '.join(how)}, {words.batches(other.micro_batch, other.num_microbatches)} ({other.reason}; "
-            f"within {found.gap:.2%} of the best for that)."
+            f"{words.plural(other.size.devices, 'device')}, {_price(other.size)} per million tokens: "
+            f"{other.mesh}, {choices(other)} ({other.reason}; within {other.gap:.2%} of the best for that)."
         )
 
 

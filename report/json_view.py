@@ -11,7 +11,7 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from ..planner.plan import Alternative, Infeasible, Plan, Tradeoff
+from ..planner.plan import Alternative, Infeasible, Plan
 
 
 def plan_document(plan: Plan, *, wall_s: float | None) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def plan_document(plan: Plan, *, wall_s: float | None) -> dict[str, Any]:
             "reasons": plan.reasons,
             "alternatives": [_alternative(alternative) for alternative in plan.alternatives],
             "warnings": plan.warnings,
-            "pareto": [_tradeoff(tradeoff) for tradeoff in plan.pareto],
+            "pareto": [_alternative(alternative) for alternative in plan.pareto],
             "sizes": [asdict(size) for size in plan.sizes],
             "changes": [asdict(change) for change in plan.changes],
             "stages": [_stage(asdict(stage)) for stage in plan.stages],
@@ -71,10 +71,6 @@ def _predicted(plan: Plan) -> dict[str, Any]:
         "device_hours_per_million_tokens": plan.device_hours_per_million_tokens,
         "usd_per_million_tokens": plan.usd_per_million_tokens,
     }
-
-
-def _tradeoff(tradeoff: Tradeoff) -> dict[str, Any]:
-    return {"plan": _alternative(tradeoff.plan), "size": asdict(tradeoff.size), "gap": tradeoff.gap}
 
 
 def _alternative(alternative: Alternative) -> dict[str, Any]:

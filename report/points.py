@@ -40,8 +40,7 @@ class Point:
 
 def points(plan: Plan) -> tuple[Point, ...]:
     """The plan first, then the front, then the other runners-up."""
-    here = (each.plan for each in plan.pareto if each.size.devices == plan.cluster.devices)
-    front = [_point(each, "front") for each in here]
+    front = [_point(each, "front") for each in plan.pareto if each.mesh.devices == plan.mesh.devices]
     rivals = [_point(each, "rival") for each in plan.alternatives]
     return tuple(_once([_chosen(plan), *front, *rivals]))
 

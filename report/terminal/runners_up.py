@@ -38,21 +38,21 @@ def what_would_change(plan: Plan) -> RenderableType | None:
 
 def what_else(plan: Plan) -> RenderableType | None:
     """Plans that none beats in time, memory, devices and cost at once, the fastest first."""
-    if not plan.pareto:
+    asked = [(found, found.size) for found in plan.pareto if found.size]
+    if not asked:
         return None
     layout, why = column("Plan", ratio=5), column("Against the plan", ratio=5)
     headings = ("Step", "Devices", "GiB", "$/Mtok" if _priced(plan) else "h/Mtok")
     made = table(layout, *(number(heading) for heading in headings), why, expand=True)
-    for found in plan.pareto:
-        size = found.size
+    for found, size in asked:
         cost = size.usd_per_million_tokens or size.device_hours_per_million_tokens
         made.add_row(
-            literal(_layout(found.plan)),
+            literal(_layout(found)),
             words.duration(size.step_time_s),
             f"{size.devices:,}",
             words.gib(size.peak_memory_bytes),
             f"{cost:.3g}",
-            literal(found.plan.reason),
+            literal(found.reason),
         )
     return made
 

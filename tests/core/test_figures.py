@@ -6,8 +6,6 @@ from dataclasses import replace
 
 import pytest
 from tpplan.planner.errors import UserError
-from tpplan.planner.objective import cluster_size
-from tpplan.planner.plan import Tradeoff
 from tpplan.planner.timeline import plan_timeline
 from tpplan.report import figures
 from tpplan.report.points import front, points
@@ -45,13 +43,7 @@ def test_each_plan_is_one_point_and_a_named_one_keeps_its_name():
         step_time_s=plan.predicted.step_time_s,
         peak_memory_bytes=plan.predicted.peak_memory_bytes,
     )
-    size = cluster_size(plan)
-    plan = replace(
-        plan,
-        pareto=tuple(
-            Tradeoff(plan=each, size=size, gap=0.0) for each in (mine, replace(rival, seeded_as=None))
-        ),
-    )
+    plan = replace(plan, pareto=(mine, replace(rival, seeded_as=None)))
     found = points(plan)
     assert [point.kind for point in found] == ["chosen", "front", "rival", "rival"]
     assert found[1].label == rival.seeded_as == "FSDP"

@@ -14,7 +14,7 @@ from tpplan.planner.errors import UserError
 from tpplan.planner.layout import Collective
 from tpplan.planner.mesh import Mesh
 from tpplan.planner.objective import cluster_size
-from tpplan.planner.plan import Change, Plan, Tradeoff
+from tpplan.planner.plan import Change, Plan
 from tpplan.planner.timeline import plan_timeline
 from tpplan.report import words
 from tpplan.report.html import figures, links, render, require, sections, tree
@@ -249,7 +249,7 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch):
 
 def test_what_else_there_is_to_choose_is_listed_where_it_was_asked_for() -> None:
     plan = llama3_8b()
-    traded = Tradeoff(plan=plan.alternatives[0], size=cluster_size(plan), gap=0.004)
+    traded = replace(plan.alternatives[0], size=cluster_size(plan), gap=0.004)
     page = page_without_plotly(replace(plan, pareto=(traded,)))
     assert "What else there is to choose" in page
     assert "within 0.40% of the best for that" in page

@@ -176,6 +176,15 @@ def test_new_optional_fields_may_be_absent() -> None:
     assert plan.cluster.links == ()
 
 
+def test_plans_of_older_files_stand_beside_the_plan_as_they_did() -> None:
+    """Without what `--pareto` adds to each: a size of its own, and a gap."""
+    plan = replace(llama3_8b(), pareto=llama3_8b().alternatives)
+    document = yaml.safe_load(to_yaml(plan))
+    for alternative in document["pareto"]:
+        assert {alternative.pop(name) for name in ("size", "gap")} == {None}
+    assert from_yaml(yaml.safe_dump(document), source=SOURCE) == plan
+
+
 def test_saving_replaces_the_file_and_leaves_nothing_else(tmp_path) -> None:
     path = tmp_path / "plan.yaml"
     path.write_text("old")

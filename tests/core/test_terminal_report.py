@@ -12,7 +12,7 @@ from rich.console import Console
 from tpplan.planner.cost import Origin
 from tpplan.planner.mesh import Mesh
 from tpplan.planner.objective import cluster_size
-from tpplan.planner.plan import Change, Infeasible, Plan, Tradeoff
+from tpplan.planner.plan import Change, Infeasible, Plan
 from tpplan.report import words
 from tpplan.report.terminal import (
     SECTIONS,
@@ -84,7 +84,7 @@ def section_ascii(text: str, title: str) -> str:
 def test_the_sections_come_in_order() -> None:
     change = Change(what="memory", value=0.0, sentence="8 GiB more per device would save nothing.")
     plan = llama3_8b()
-    traded = Tradeoff(plan=plan.alternatives[0], size=cluster_size(plan), gap=0.0)
+    traded = replace(plan.alternatives[0], size=cluster_size(plan), gap=0.0)
     text = report(replace(plan, changes=(change,), pareto=(traded,)))
     places = [text.index(f"\n{title} ─") for title, _ in SECTIONS] + [text.index("\nWarnings ─")]
     assert places == sorted(places)
