@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from .graph import Edge, Graph, Operand
@@ -33,8 +33,6 @@ class Borders:
     """The borders of one graph."""
 
     graph: Graph
-    hand_on_terms: dict[int, frozenset[OpKey]] = field(default_factory=dict)
-    """What `terms.hand_on_terms` has found out, by number of ranks."""
 
     @cached_property
     def _inside(self) -> dict[tuple[str, str], list[int]]:

@@ -153,7 +153,7 @@ def _sizes(op: Op) -> dict[str, float]:
 
 
 def _elements(op: Op, operand: Operand) -> int:
-    return math.prod(op.size(label) for axis in operand.axes for label in axis)
+    return math.prod(op.size(label) for label in operand.labels)
 
 
 def _seconds(op: Op, device: Device) -> float:

@@ -189,7 +189,7 @@ def _facts(graph: Graph, block: Block, sparse: frozenset[str]) -> BlockFacts:
     if handed is not None:
         op = block.ops[handed[0]]
         write = op.writes[handed[1]]
-        count = math.prod(op.size(label) for axis in write.axes for label in axis)
+        count = math.prod(op.size(label) for label in write.labels)
         boundary = count * DTYPE_BYTES[write.dtype] / graph.batch
     widths = {DTYPE_BYTES[v.dtype] for v in block.parameters}
     return BlockFacts(

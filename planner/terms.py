@@ -30,14 +30,10 @@ PASSED_ON = frozenset(
 
 
 def hand_on_terms(borders: Borders, degree: int) -> frozenset[OpKey]:
-    """The ops between tensors that heads share and the borders before them, on an axis of `degree` ranks."""
-    if degree not in borders.hand_on_terms:
-        borders.hand_on_terms[degree] = _between_shared_and_border(borders, degree)
-    return borders.hand_on_terms[degree]
+    """The ops between tensors that heads share and the borders before them, on an axis of `degree` ranks.
 
-
-def _between_shared_and_border(borders: Borders, degree: int) -> frozenset[OpKey]:
-    """Beyond those upstream it takes the others that read what these make: their gradients are added."""
+    Beyond those upstream it takes the others that read what these make: their gradients are added.
+    """
     read_from, read_by = _edges(borders.graph)
     waiting = [edge.producer[:2] for edge in borders.graph.edges if _is_shared(borders, edge, degree)]
     found: set[OpKey] = set()
@@ -89,7 +85,7 @@ def _yields(graph: Graph, consumer: tuple[str, int, int], degree: int) -> bool:
 def _heads(op: Op, operand: Operand) -> Iterator[str]:
     """Labels of the dims that attention is split along."""
     names = {dim.label: dim.name for dim in op.dims}
-    return (label for axis in operand.axes for label in axis if names[label] in HEADS)
+    return (label for label in operand.labels if names[label] in HEADS)
 
 
 def _divides(op: Op, label: str, degree: int) -> bool:

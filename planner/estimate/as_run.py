@@ -96,10 +96,9 @@ def _flash(op: Op) -> Op:
     operands = [(i, read) for i, read in enumerate(op.reads[:3])] + [(~0, op.writes[0])]
     kept = [
         SavedTensor(
-            operand=i, labels=labels, element_bytes=DTYPE_BYTES[o.dtype], elements=_elements(op, labels)
+            operand=i, labels=o.labels, element_bytes=DTYPE_BYTES[o.dtype], elements=_elements(op, o.labels)
         )
         for i, o in operands
-        for labels in (tuple(label for axis in o.axes for label in axis),)
     ]
     rows = SavedTensor(
         operand=None,
@@ -116,9 +115,7 @@ def _elements(op: Op, labels: tuple[str, ...]) -> int:
 
 def _largest(op: Op) -> int:
     """Elements of the larger of queries and the result: scores are more."""
-    return max(
-        _elements(op, tuple(label for axis in o.axes for label in axis)) for o in (op.reads[0], op.writes[0])
-    )
+    return max(_elements(op, o.labels) for o in (op.reads[0], op.writes[0]))
 
 
 def kept_by_fused_kernels(ops: tuple[Op, ...]) -> tuple[Op, ...]:

@@ -131,7 +131,7 @@ def _gradient_products(op: Op, sizes: Sizes, flops: float, dtype: str) -> list[W
     moved = _traffic(op, sizes, False)
     result = []
     for read in op.reads:
-        labels = {label for axis in read.axes for label in axis}
+        labels = set(read.labels)
         if not read.grad or not labels & set(k):
             continue
         left = bool(labels & set(m)) or not labels & set(n)

@@ -57,7 +57,7 @@ def saved_tensors(
         labels: tuple[str, ...] = ()
         if position is not None:
             operand = reads[position] if position >= 0 else writes[~position]
-            labels = tuple(label for axis in operand.axes for label in axis)
+            labels = operand.labels
         if elements % _elements(labels, dims) or not labels:
             labels = _match(saved.shape, dims)
         result.append(

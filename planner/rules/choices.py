@@ -8,7 +8,7 @@ axes a weight's own dims.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..graph import Inner, Op, Operand
 from ..layout import PARTIAL, REPLICATE, UNSUMMED, Placement, Shard, gradient_yielded
@@ -151,7 +151,7 @@ def matrix_labels(op: Op) -> frozenset[str]:
     weights = [r for r in op.reads if r.kind == "parameter" and sum(bool(axis) for axis in r.axes) > 1]
     if op.family == "view" or not weights:
         return frozenset()
-    return frozenset(label for weight in weights for axis in weight.axes for label in axis)
+    return frozenset(label for weight in weights for label in weight.labels)
 
 
 def _axis_of(operand: Operand, label: str) -> int | None:
@@ -186,10 +186,8 @@ def _whole(op: Op) -> Choice:
 
 def unsummed(op: Op) -> Choice:
     """Whole on every rank, but for gradients: of each a rank takes a term and hands a term on."""
-    return Choice(
-        kind="whole",
-        label=None,
-        reads=(REPLICATE,) * len(op.reads),
+    return replace(
+        _whole(op),
         read_gradients=tuple(PARTIAL if read.grad else None for read in op.reads),
         writes=(UNSUMMED,) * len(op.writes),
     )
@@ -277,9 +275,9 @@ def _table(op: Op, degree: int) -> Choice:
     batch = next((dim.label for dim in op.dims if dim.name == BATCH), None)
     split = _split(op, batch) if batch else _whole(op)
     row = shard(op, op.reads[0], op.table) or REPLICATE
-    labels = tuple(label for axis in op.writes[0].axes for label in axis)
+    labels = op.writes[0].labels
     width = 2 if op.writes[0].dtype in ("bfloat16", "float16") else 4
-    ids = tuple(label for axis in op.reads[1].axes for label in axis)
+    ids = op.reads[1].labels
     exchange = (
         Inner(
             label=op.table,

@@ -64,7 +64,7 @@ def cache_bytes(op: Op, sizes: dict[str, float]) -> float:
     for read in (op.reads[KEYS], op.reads[VALUES]):
         skipped = lead | set(_key_labels(op))
         count = 1.0
-        for label in (label for axis in read.axes for label in axis if label not in skipped):
+        for label in (label for label in read.labels if label not in skipped):
             count *= sizes[label]
         total += count * DTYPE_BYTES[read.dtype]
     return total

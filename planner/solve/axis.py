@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..borders import Borders
+from ..borders import Borders, OpKey
 from ..cost import Estimate
 from ..estimate.op_work import Sizes, extent, operand_bytes, saved_bytes
 from ..graph import Graph, Op
@@ -29,10 +29,10 @@ from ..rules.choices import (
     matrix_labels,
     unsummed,
 )
-from ..terms import hand_on_terms
 from .choice_graph import Assignment, Matrix
 from .conversions import COLLECTIVES
-from .frame import Frame, KernelTime, Known, OpKey, Read, parameter_readers
+from .frame import Frame, Known, Read, parameter_readers
+from .op_times import KernelTime
 
 REPEATED = ("whole", "partial")
 """Choices under which every rank does all of an op's work."""
@@ -159,7 +159,8 @@ class AxisProblem:
         }
         self._routed = routed_ops(graph) if axis.routes_own_tokens else frozenset()
         self._experts = self._held_experts()
-        self._terms = hand_on_terms(axis.borders, axis.degree) if axis.borders else frozenset()
+        borders, degree = axis.borders, axis.degree
+        self._terms = self._known.hand_on_terms(borders, degree) if borders else frozenset()
         self.choices = {key: self._choices_of(key, op) for key, op in self.ops.items()}
 
     def _choices_of(self, key: OpKey, op: Op) -> tuple[Choice, ...]:
@@ -168,16 +169,17 @@ class AxisProblem:
         even = self._even(tuple(sizes.values()))
         routed = self._experts if key in self._routed else ""
         cut = _cut_along_sequence(op, sizes) if axis.borders else frozenset()
-        terms = (unsummed(op),) if key in self._terms else ()
+        hands_on = key in self._terms
         policy = (axis.name, axis.degree == 1, axis.splits_residual, axis.repeats_products, routed, cut)
 
         def make() -> tuple[Choice, ...]:
             tables = self.graph.table_fqns
             found = choices(op, axis=axis.name, degree=axis.degree, sizes=sizes, tables=tables, routed=routed)
             apart = tuple(c for c in found if not _shares_a_dim(op, c, cut))
+            terms = (unsummed(op),) if hands_on else ()
             return found if routed else (*self._allowed(op, apart), *terms)
 
-        return self._known.choices((key, policy, even, bool(terms)), make)
+        return self._known.choices((key, policy, even, hands_on), make)
 
     def _even(self, extents: tuple[float, ...]) -> tuple[bool, ...]:
         """Which extents the axis cuts evenly."""

@@ -14,17 +14,16 @@ from functools import cached_property
 
 import numpy as np
 
-from ..borders import Borders
+from ..borders import Borders, OpKey
 from ..errors import SolverError
 from ..graph import Edge, Graph
 from ..layout import Placement
 from ..rules.choices import Choice
+from ..terms import hand_on_terms
 from .choice_graph import IMPOSSIBLE, ChoiceGraph, Presolved
 from .conversions import ANYWHERE, Conversions, End, Stated, as_made, connect, pairs, wanted
 from .op_times import KernelTime, OpTimes
 
-OpKey = tuple[str, int]
-"""(block class, op index)."""
 Choices = Mapping[OpKey, tuple[Choice, ...]]
 
 
@@ -65,7 +64,7 @@ class Frame:
             self._choice_graph.node(0.0 for _ in options)
         for edge in graph.edges:
             self._add_edge(edge)
-        self._add_shared_parameters(converts=converts_parameters)
+        self._add_shared_parameters()
 
     @cached_property
     def _presolved(self) -> Presolved | None:
@@ -124,7 +123,7 @@ class Frame:
         self.reads.append(Read(op=op, operand=operand, count=count))
         return len(self.reads) - 1
 
-    def _add_shared_parameters(self, *, converts: bool) -> None:
+    def _add_shared_parameters(self) -> None:
         """A parameter read in several places is stored in one layout and converted where it differs."""
         for tensor, readers in parameter_readers(self._graph).items():
             if len(readers) < 2:
@@ -132,7 +131,7 @@ class Frame:
             layouts = tuple(dict.fromkeys(c.reads[read] for key, read in readers for c in self.choices[key]))
             node = self._choice_graph.node(0.0 for _ in layouts)
             self.parameter_nodes[tensor] = (node, layouts)
-            if converts:
+            if self._converts_parameters:
                 self._connect(node, layouts, None, readers, 1.0)
             else:
                 self._read_as_stored(node, layouts, readers)
@@ -157,10 +156,17 @@ class Known:
     _times: dict[tuple[KernelTime, bool], OpTimes] = field(default_factory=dict)
     _frames: dict[tuple, Frame] = field(default_factory=dict)
     _choices: dict[tuple, tuple[Choice, ...]] = field(default_factory=dict)
+    _terms: dict[tuple[Borders, int], frozenset[OpKey]] = field(default_factory=dict)
 
     def times(self, kernel_time: KernelTime, *, fused: bool) -> OpTimes:
         """What ops take where kernels take so long."""
         return self._times.setdefault((kernel_time, fused), OpTimes(kernel_time, fused=fused))
+
+    def hand_on_terms(self, borders: Borders, degree: int) -> frozenset[OpKey]:
+        """`terms.hand_on_terms`, once for each number of ranks."""
+        if (borders, degree) not in self._terms:
+            self._terms[borders, degree] = hand_on_terms(borders, degree)
+        return self._terms[borders, degree]
 
     def choices(self, known: tuple, make: Callable[[], tuple[Choice, ...]]) -> tuple[Choice, ...]:
         """The choices that `known` stands for: the same object every time."""

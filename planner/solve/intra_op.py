@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from ..borders import Borders
+from ..borders import Borders, OpKey
 from ..cost import Estimate, IntraSolution, Origin, Work
 from ..errors import SolverError
 from ..estimate.op_work import Sizes
@@ -21,7 +21,7 @@ from ..layout import Collective, Placement, Shard
 from ..mesh import Mesh
 from ..profile import Framework, hidden_share
 from ..topology import Device, GroupSpan, Topology
-from .axis import Axis, AxisProblem, AxisSolution, OpKey, local_sizes, repeated_share
+from .axis import Axis, AxisProblem, AxisSolution, local_sizes, repeated_share
 from .block_cost import block_costs
 from .frame import Known
 
@@ -198,7 +198,8 @@ class _Solver:
         outer = self._outer(degrees[:2], spans[:2], micro_batch)
         if outer is None:
             return ()
-        exchanges_s = self._exchanges_s(ep, spans[1], micro_batch) / tp if cp == 1 and ep > 1 < tp else 0.0
+        beside = cp == 1 and min(ep, tp) > 1
+        exchanges_s = self._exchanges_s(ep, spans[1], micro_batch) / tp if beside else 0.0
         return self._inner(self._axis("tp", tp, spans[2]), *outer, exchanges_s=exchanges_s)
 
     def _outside(
@@ -328,8 +329,11 @@ class _Solver:
 
 
 def _proven_s(*axes: AxisSolution, beside_s: float) -> float:
-    """Seconds that any splits take: what was proven where one axis alone splits anything, or tp with
-    `beside_s` known of ep; else nothing."""
+    """Seconds that any splits take where one axis alone splits anything: what was proven.
+
+    Under splits of ep whose exchanges take `beside_s`, what any splits over tp take with them. Else nothing
+    is known: 0.
+    """
     split = [solution.assignment for solution in axes if solution.degree > 1]
     known = len(split) == 1 or beside_s
     return split[-1].bound + beside_s if known and split[-1] else 0.0
