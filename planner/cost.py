@@ -39,7 +39,7 @@ class Estimate:
 class Work:
     """What ONE device does in one kernel (or one short run of kernels).
 
-    `family`: `gemm` (uses m, n, k, batch), `grouped_gemm` (m = all rows, batch = experts held),
+    `family`: `gemm` and `grouped_gemm` (m, n, k: the sides of each of `batch` products, on average),
     `attention` (flops), or `memory` (bytes alone). `bytes` counts reads and writes of device
     memory. `kernels` is how many launches it takes.
     """

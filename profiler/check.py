@@ -71,13 +71,14 @@ def joined(found: Iterable[Measurement], missed: Mapping[str, Mapping[str, float
 def work(facts: Mapping[str, Any]) -> Work:
     """A measured kernel as the planner prices it."""
     shape = facts["shape"]
+    experts = shape.get("experts", 1)
     return Work(
         family=facts["family"],
         flops=facts["flops"],
         bytes=facts["bytes"],
         dtype=facts["dtype"],
-        m=shape.get("m", 0),
+        m=shape.get("m", 0) / experts,
         n=shape.get("n", 0),
         k=shape.get("k", 0),
-        batch=shape.get("experts", 1),
+        batch=experts,
     )

@@ -11,7 +11,7 @@ For matrix multiplications
 
 The curve says how well one kernel of that size fills the device; s charges a short side as if the
 kernel ran 48 more rows (part-filled 128-wide tiles, and the start and end of the loop over k). A
-grouped matmul fills the device with all its FLOPs, but each expert has only m / batch rows.
+grouped matmul fills the device with all its FLOPs; its sides are those of one expert's product.
 Attention uses its curve alone.
 """
 
@@ -99,11 +99,8 @@ def kernel_time(work: Work, device: Device) -> Estimate:
 def utilisation(work: Work, device: Device) -> tuple[float, Origin]:
     """Fraction of the dtype's peak that this kernel's arithmetic reaches, and where it comes from."""
     curve, origin = _curve(work.family, device, DTYPES.get(work.dtype, work.dtype))
-    useful = 1.0
-    if work.family == "gemm":
-        useful = _side(work.m) * _side(work.n) * _side(work.k)
-    elif work.family == "grouped_gemm":
-        useful = _side(work.m / max(work.batch, 1.0)) * _side(work.n) * _side(work.k)
+    product = work.family in ("gemm", "grouped_gemm")
+    useful = _side(work.m) * _side(work.n) * _side(work.k) if product else 1.0
     fraction = useful * interpolate(curve, work.flops / max(work.kernels, 1.0) / useful)
     if DTYPES.get(work.dtype, work.dtype) == "fp8":
         fraction *= FP8_SHARE

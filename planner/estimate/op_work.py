@@ -112,16 +112,24 @@ def _product(
     dtype: str,
 ) -> Work:
     assert op.gemm is not None
+    batch = extent(op.gemm.batch, sizes)
     return Work(
         family=op.family,
         flops=flops,
         bytes=moved,
         dtype=dtype,
-        m=extent(m, sizes),
-        n=extent(n, sizes),
-        k=extent(k, sizes),
-        batch=extent(op.gemm.batch, sizes),
+        m=_side(op, m, sizes, batch),
+        n=_side(op, n, sizes, batch),
+        k=_side(op, k, sizes, batch),
+        batch=batch,
     )
+
+
+def _side(op: Op, labels: tuple[str, ...], sizes: Sizes, batch: float) -> float:
+    """One side of one product of a batch; the experts of a grouped product share its rows."""
+    assert op.gemm is not None
+    length = extent(labels, sizes)
+    return length / max(batch, 1.0) if op.family == "grouped_gemm" and labels == op.gemm.m else length
 
 
 def _gradient_products(op: Op, sizes: Sizes, flops: float, dtype: str) -> list[Work]:
