@@ -29,7 +29,7 @@ from .profile import OPTIMIZERS, Framework, Job
 from .routed import check_routing
 from .routed import obstacle as routing_obstacle
 from .rules.choices import BATCH, SEQUENCE
-from .solve.batch_slack import batch_slack
+from .solve.batch_slack import batch_slack, kernel_slack
 from .solve.block_cost import sparse_parameters
 from .solve.intra_op import IntraOp, Prices, Splits
 from .solve.search import search
@@ -128,11 +128,12 @@ def prepared(graph: Graph, topology: Topology, job: Job) -> Prepared:
         intra=intra,
         pricing=Pricing(
             intra=intra,
-            floor_s=intra.floor_s,
-            splits_s=intra.splits_s,
+            floor=intra.floor,
+            splits_floor=intra.splits_floor,
             collective_time=model.time,
             kernel_time=compute.kernel_time,
             batch_slack=batch_slack(priced),
+            kernel_slack=kernel_slack(priced),
         ),
         calibrated=found,
     )

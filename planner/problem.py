@@ -98,19 +98,57 @@ class SearchProblem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Floor:
+    """What any splits take at least for one microbatch, hidden communication aside: as far as is known."""
+
+    total_s: float = 0.0
+    """All blocks."""
+    blocks_s: Mapping[str, float] = field(default_factory=dict)
+    """One block of some classes."""
+
+    def times(self, factor: float) -> Floor:
+        """So many times the seconds."""
+        return Floor(
+            total_s=self.total_s * factor,
+            blocks_s={name: seconds * factor for name, seconds in self.blocks_s.items()},
+        )
+
+    def plus(self, other: Floor) -> Floor:
+        """What comes on top of it."""
+        both = self.blocks_s.keys() & other.blocks_s.keys()
+        return Floor(
+            total_s=self.total_s + other.total_s,
+            blocks_s={name: self.blocks_s[name] + other.blocks_s[name] for name in both},
+        )
+
+    def raised(self, other: Floor) -> Floor:
+        """The more that either knows."""
+        names = self.blocks_s.keys() | other.blocks_s.keys()
+        return Floor(
+            total_s=max(self.total_s, other.total_s),
+            blocks_s={n: max(self.blocks_s.get(n, 0.0), other.blocks_s.get(n, 0.0)) for n in names},
+        )
+
+
+NOTHING_KNOWN = Floor()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pricing:
     """The cost models, as functions."""
 
     intra: Intra
     collective_time: CollectiveTime
     kernel_time: KernelTime
-    floor_s: Callable[[Mesh, int], float] = lambda mesh, micro_batch: 0.0
-    """Mesh and microbatch size -> seconds that any splits take, less what is hidden; 0: not known."""
-    splits_s: Callable[[Mesh, int], float] = lambda mesh, micro_batch: 0.0
+    floor: Callable[[Mesh, int], Floor] = lambda mesh, micro_batch: NOTHING_KNOWN
+    """Mesh and microbatch size -> what any splits take."""
+    splits_floor: Callable[[Mesh, int], Floor] = lambda mesh, micro_batch: NOTHING_KNOWN
     """The same of the splits that `intra` gives, before it works out what their blocks cost."""
     batch_slack: float = 1.0
     """A microbatch of b samples takes at least (1 - slack) b/B of the time of one of B (`solve.batch_slack`);
     1: nothing is known."""
+    kernel_slack: float = 1.0
+    """A kernel on a part of the work takes at least (1 - slack) of that part of the time; 1: not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ layout, forward, and backward by duality. A weight on saved bytes sweeps the tim
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +16,9 @@ import numpy as np
 from ..borders import Borders, OpKey
 from ..cost import Estimate
 from ..estimate.op_work import Sizes, extent, operand_bytes, saved_bytes
-from ..graph import Graph, Op
+from ..graph import Block, Graph, Op
 from ..layout import Collective, Placement, Replicate
+from ..problem import NOTHING_KNOWN, Floor
 from ..routed import routed_ops
 from ..rules.choices import (
     BATCH,
@@ -84,6 +85,13 @@ class AxisSolution:
     parameters: dict[str, Placement]
     """Storage of each parameter, by tensor name."""
     assignment: Assignment | None
+    floor: Floor = NOTHING_KNOWN
+    """What any choices take, for each microbatch."""
+
+
+def most_repeated(graph: Graph) -> Block:
+    """The class that there are most blocks of."""
+    return max(graph.blocks.values(), key=lambda block: block.count)
 
 
 def repeated_share(graph: Graph, solution: AxisSolution) -> float:
@@ -226,9 +234,28 @@ class AxisProblem:
             nbytes = np.array([n for key, node in frame.nodes.items() for n in self._bytes(key, kept[node])])
         prices = np.array([self._prices(read) for read in frame.reads]).reshape(-1, len(COLLECTIVES))
         rows = seconds + np.outer(seconds_per_byte, nbytes)
-        return [self._solution(frame, assignment) for assignment in frame.presolved.solve(rows, prices)]
+        block = most_repeated(self.graph)
+        own = [block.name == key[0] for key, node in frame.nodes.items() for _ in kept[node]]
+        parts = (
+            (seconds, frame.every_microbatch()),
+            (np.where(own, seconds, 0.0), frame.every_microbatch(block.name)),
+        )
+        found, (total_s, block_s) = frame.presolved.solve_and_bound(rows, prices, parts)
+        floor = Floor(
+            total_s=total_s - self._storage_s(self.graph.blocks.values()),
+            blocks_s={block.name: (block_s - self._storage_s([block])) / block.count},
+        )
+        return [self._solution(frame, assignment, floor) for assignment in found]
 
-    def _solution(self, frame: Frame, assignment: Assignment) -> AxisSolution:
+    def _storage_s(self, blocks: Iterable[Block]) -> float:
+        """The most that storing parameters adds to a solution's cost (`_storage_price`)."""
+        return sum(
+            block.count * _storage_price(op, self.sizes[block.name, i])
+            for block in blocks
+            for i, op in enumerate(block.ops)
+        )
+
+    def _solution(self, frame: Frame, assignment: Assignment, floor: Floor) -> AxisSolution:
         chosen = {key: self.choices[key][assignment.states[node]] for key, node in frame.nodes.items()}
         return AxisSolution(
             axis=self.axis.name,
@@ -236,6 +263,7 @@ class AxisProblem:
             choices=chosen,
             parameters=_stored(self.graph, chosen, frame, assignment),
             assignment=assignment,
+            floor=floor,
         )
 
     def only(self) -> AxisSolution:

@@ -23,13 +23,26 @@ from ..topology import Topology
 
 def batch_slack(topology: Topology) -> float:
     """The bound e of the module docstring, in [0, 1)."""
-    return 1 - min((_lowest_share(rates) for rates in _rates(topology)), default=1.0)
+    return _slack((*_kernel_rates(topology), *_message_rates(topology)))
 
 
-def _rates(topology: Topology) -> Iterator[list[float]]:
-    """Rates by ascending size: of kernels, and of measured collectives in bytes per second."""
+def kernel_slack(topology: Topology) -> float:
+    """The same of kernels alone, whichever of their dims is cut: all of them raise FLOPs, bytes and sides."""
+    return _slack(_kernel_rates(topology))
+
+
+def _slack(rates: Iterable[list[float]]) -> float:
+    return 1 - min((_lowest_share(each) for each in rates), default=1.0)
+
+
+def _kernel_rates(topology: Topology) -> Iterator[list[float]]:
+    """Rates by ascending size of every family of kernels."""
     for efficiency in topology.device.efficiency.values():
         yield [fraction for _, fraction in efficiency.curve]
+
+
+def _message_rates(topology: Topology) -> Iterator[list[float]]:
+    """Rates by ascending size of measured collectives, in bytes per second."""
     for level in topology.levels:
         for curve in level.curves:
             yield [nbytes / seconds for nbytes, seconds in curve.points]

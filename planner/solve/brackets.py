@@ -16,17 +16,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from ..cost import Recompute
 from ..estimate.step import pipeline_s
-from .intervals import BlockClass, Intervals, Modes, Option, StageProblem, deal, simplest
+from .intervals import Intervals, Modes, Option, StageProblem, deal, simplest
+from .relaxed import ROUNDING, alone, crowded_s, spared
 from .solver import Status
 
 PRECISION = 1e-6
 """Of T in the bracket, as a share of it: far below any model error."""
 BISECTIONS = 40
 """Most halvings of the interval for T."""
-ROUNDING = 1e-9
-"""Of the capacity: what sums in another order may differ by."""
 CAPACITY_STEP = 1e-3
 """Precision of `least_capacity_bytes`, as a share of it."""
 
@@ -61,39 +59,7 @@ def cheapest_s(problem: StageProblem) -> float:
         return math.inf
     room = sum((problem.capacity_bytes - floor) / k for k in problem.in_flight)
     room -= static / max(problem.in_flight)
-    seconds, steps = 0.0, []
-    for name, n in counts.items():
-        block = problem.classes[name]
-        hull = _hull(block)
-        seconds += n * block.seconds[hull[0]]
-        room -= n * block.saved_bytes[hull[0]]
-        for fast, slow in pairwise(hull):
-            freed = n * (block.saved_bytes[fast] - block.saved_bytes[slow])
-            steps.append((n * (block.seconds[slow] - block.seconds[fast]) / freed, freed))
-    for price, freed in sorted(steps):
-        if room >= 0:
-            return seconds
-        take = min(freed, -room)
-        room, seconds = room + take, seconds + price * take
-    return seconds if room >= -ROUNDING * problem.capacity_bytes else math.inf
-
-
-def _hull(block: BlockClass) -> list[Recompute]:
-    """Modes on the lower convex hull of seconds over saved bytes, fastest first."""
-    hull: list[Recompute] = []
-    saved, seconds = block.saved_bytes, block.seconds
-    for mode in sorted(seconds, key=lambda q: (seconds[q], saved[q])):
-        if hull and saved[mode] >= saved[hull[-1]]:
-            continue
-        while len(hull) > 1:
-            a, b = hull[-2], hull[-1]
-            first = (seconds[b] - seconds[a]) * (saved[b] - saved[mode])
-            second = (seconds[mode] - seconds[b]) * (saved[a] - saved[b])
-            if first <= second:
-                break
-            hull.pop()
-        hull.append(mode)
-    return hull
+    return spared(counts, problem.classes).seconds_within(room, ROUNDING * problem.capacity_bytes)
 
 
 def bound_s(problem: StageProblem) -> float:
@@ -106,13 +72,19 @@ def bound_s(problem: StageProblem) -> float:
 
 
 def _crowded_s(problem: StageProblem) -> float:
-    """Some rank holds at least its share of the most repeated class, rounded up (to equal pieces)."""
-    crowds = {name: -(-problem.chain.count(name) // problem.stages) for name in set(problem.chain)}
-    if problem.lacks and len(problem.layer_classes) == 1:
-        (layer,) = problem.layer_classes
-        v = problem.virtual_stages
-        crowds[layer] = min(-(-(crowds[layer] + lack) // v) * v - lack for lack in set(problem.lacks))
-    return max(n * min(problem.classes[name].seconds.values()) for name, n in crowds.items())
+    """What the fullest rank takes for blocks of one class, in equal pieces where these are."""
+    lacks = problem.lacks if len(problem.layer_classes) == 1 else None
+    return max(
+        crowded_s(
+            problem.chain.count(name),
+            alone(name, problem.classes),
+            capacity_bytes=problem.capacity_bytes,
+            in_flight=problem.in_flight,
+            pieces=problem.virtual_stages,
+            lacks=lacks if name in problem.layer_classes else None,
+        )
+        for name in set(problem.chain)
+    )
 
 
 def pipeline_bound(problem: StageProblem, slowest: float, total: float) -> float:

@@ -15,7 +15,7 @@ Three exact steps, the first and the order of the second once for all prices (`P
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -45,6 +45,8 @@ class Assignment:
     optimal: bool
     core: int
     """Nodes that were left to the ILP."""
+    costs: tuple[float, ...] = ()
+    """The cost under every row of costs that was solved, of which `cost` is the row's that it is best for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,25 +184,44 @@ class Presolved:
 
         Raises `SolverError` when no assignment is possible.
         """
-        rows = self._tables(costs, prices)
+        return self.solve_and_bound(costs, prices, ())[0]
+
+    def solve_and_bound(
+        self, costs: Matrix, prices: Matrix | None, parts: Sequence[tuple[Matrix, frozenset[int]]]
+    ) -> tuple[list[Assignment], list[float]]:
+        """The same, and what any assignment takes at least in each of `parts`: by other costs, and where only
+        some items have prices (nodes that would be left to an ILP count for nothing)."""
+        alone = [self._tables(part[None], _only(items, prices)) for part, items in parts]
+        rows = np.concatenate([self._tables(costs, prices), *alone])
         scopes = [*((n,) for n in self._sizes), *self._pairs]
         eliminated = self._elimination.run([self._table(rows, scope) for scope in scopes], len(rows))
-        return [self._assignment(eliminated, row, tables) for row, tables in enumerate(rows)]
+        solved, least = rows[: len(costs)], range(len(costs), len(rows))
+        return (
+            [self._assignment(eliminated, row, solved) for row in range(len(solved))],
+            [self._constant(eliminated, row, rows[row]) for row in least],
+        )
 
-    def _assignment(self, eliminated: Eliminated, row: int, tables: Matrix) -> Assignment:
+    def _constant(self, eliminated: Eliminated, row: int, tables: Matrix) -> float:
+        """Least cost of the nodes that went, and the cost of those that had no choice."""
+        settled = sum(float(tables[self._places[n,]][0]) for n in self._settled)
+        return float(eliminated.constants[row]) + settled
+
+    def _assignment(self, eliminated: Eliminated, row: int, rows: Matrix) -> Assignment:
         states, bound, optimal = dict[int, int](), 0.0, True
         left, edges = eliminated.left(row)
         if left:
             states, bound, optimal = _ilp(left, edges)
         eliminated.restore(row, states)
         states |= dict.fromkeys(self._settled, 0)
-        cost = self._cost_of(states, tables)
+        costs = self._costs_of(states, rows)
+        cost = costs[row]
         if not math.isfinite(cost):
             raise SolverError(IMPOSSIBLE)
-        bound += float(eliminated.constants[row])
-        bound += sum(float(tables[self._places[n,]][0]) for n in self._settled)
+        bound += self._constant(eliminated, row, rows[row])
         found = {n: int(kept[states[n]]) for n, kept in self.kept.items()}
-        return Assignment(states=found, cost=cost, bound=min(bound, cost), optimal=optimal, core=len(left))
+        return Assignment(
+            states=found, cost=cost, bound=min(bound, cost), optimal=optimal, core=len(left), costs=costs
+        )
 
     def _tables(self, costs: Matrix, prices: Matrix | None) -> Matrix:
         """All tables, one after the other, for each row of costs."""
@@ -212,15 +233,26 @@ class Presolved:
         tables[:, : costs.shape[1]] += costs
         return tables
 
-    def _cost_of(self, states: dict[int, int], tables: Matrix) -> float:
-        """The sum over all tables."""
+    def _costs_of(self, states: dict[int, int], rows: Matrix) -> tuple[float, ...]:
+        """The sum over all tables, for each row."""
         chosen = np.array([states[n] for n in range(len(states))])
-        rows, columns, starts, widths = self._lookups
-        return float(tables[starts + chosen[rows] * widths + chosen[columns]].sum())
+        firsts, lasts, starts, widths = self._lookups
+        places = starts + chosen[firsts] * widths + chosen[lasts]
+        return tuple(rows[:, places].sum(axis=1).tolist())
 
     def _table(self, rows: Matrix, scope: Scope) -> Matrix:
         """(row, a state per node of the scope)."""
         return rows[:, self._places[scope]].reshape(-1, *(len(self.kept[n]) for n in scope))
+
+
+def _only(items: frozenset[int], prices: Matrix | None) -> Matrix | None:
+    """Prices of some items, 0 for all others."""
+    if prices is None:
+        return None
+    some = np.zeros_like(prices)
+    places = sorted(items)
+    some[places] = prices[places]
+    return some
 
 
 def _stacked(counted: list[tuple[slice, Matrix, int]]) -> tuple[Matrix, Matrix, Matrix]:

@@ -11,13 +11,13 @@ links and weights under which the same choices are legal (`Conversions`). With p
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
 
 from ..graph import Edge
-from ..layout import Collective, Placement, conversion, gradient_needed
+from ..layout import Collective, Placement, Replicate, conversion, gradient_needed
 from ..rules.choices import Choice
 from .choice_graph import ChoiceGraph
 
@@ -50,14 +50,18 @@ class Stated:
     """Layouts that nobody can convert from or into."""
     gradients: bool = True
     """Whether what may not be converted may not have its gradient converted either."""
+    parameter: bool = False
+    """Whether it is one, or a view of one. Of what is stored whole the gradient is summed once per step, with
+    the others (`cost.ParameterGroup`): how many microbatches share it is not known when splits are chosen."""
 
 
 ANYWHERE = Stated(together=True, by=None)
+PARAMETER = replace(ANYWHERE, parameter=True)
 
 
 def as_made(consumers: int) -> Stated:
     """A view of a parameter is read as it is stored; its gradient is summed as the parameter's."""
-    return Stated(together=False, by=(False,) * consumers, gradients=False)
+    return Stated(together=False, by=(False,) * consumers, gradients=False, parameter=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -68,6 +72,8 @@ class Pairs:
     """(source, want, collective)."""
     barred: Matrix
     """(source, want): infinite where no conversion leads from one to the other, else 0."""
+    once: Matrix | None = None
+    """Like `counts`: what is done once per step, if anything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -80,6 +86,8 @@ class Sets:
     """(source, state): 0 where the state is made from the source, else infinite."""
     wants: tuple[Matrix, ...]
     """Per consumer (state, its choice): 0 where the state has what the choice wants, else infinite."""
+    once: Matrix | None = None
+    """Like `counts`: what is done once per step, if anything."""
 
 
 class Conversions:
@@ -117,18 +125,28 @@ class Conversions:
 
 
 def connect(
-    graph: ChoiceGraph, producer: int, consumers: Sequence[int], found: Pairs | Sets, item: int
+    graph: ChoiceGraph,
+    producer: int,
+    consumers: Sequence[int],
+    found: Pairs | Sets,
+    item: int,
+    once: int | None = None,
 ) -> None:
     """Tie a producer's node to its consumers'; several share each conversion through a node of their own.
 
-    `item`: which row of prices, in the order of `COLLECTIVES`, this tensor's conversions will have.
+    `item`: which row of prices, in the order of `COLLECTIVES`, this tensor's conversions will have; `once`:
+    the one of those that are done once per step.
     """
     if isinstance(found, Pairs):
         graph.edge(producer, consumers[0], found.barred)
         graph.price_edge(producer, consumers[0], found.counts, item)
+        if once is not None and found.once is not None:
+            graph.price_edge(producer, consumers[0], found.once, once)
         return
     shared = graph.node(np.zeros(len(found.counts)))
     graph.price_node(shared, found.counts, item)
+    if once is not None and found.once is not None:
+        graph.price_node(shared, found.once, once)
     graph.edge(producer, shared, found.sources)
     for consumer, allowed in zip(consumers, found.wants, strict=True):
         graph.edge(shared, consumer, allowed)
@@ -148,7 +166,12 @@ def pairs(sources: Sequence[Placement], wants: Sequence[Want], stated: Stated = 
         may = np.array([[_may(source, want, stated) for want in wants] for source in sources])
         moves = steps if stated.gradients else _steps_forward(sources, wants)
         barred |= moves.any(axis=-1) & ~(may & (stated.together or stated.by[0]))
-    return Pairs(counts=steps[..., :-1], barred=np.where(barred, np.inf, 0.0))
+    counts, once = steps[..., :-1], None
+    if stated.parameter:
+        whole = np.array([isinstance(source, Replicate) for source in sources])
+        once = (steps - _steps_forward(sources, wants))[..., :-1] * whole[:, None, None]
+        counts = counts - once
+    return Pairs(counts=counts, barred=np.where(barred, np.inf, 0.0), once=once)
 
 
 def _may(source: Placement, want: Want, stated: Stated) -> bool:
@@ -171,17 +194,21 @@ def sets(sources: Sequence[Placement], wants: Sequence[Sequence[Want]], stated: 
     """Every source with every set of wants that is worth keeping: see `_worthwhile`."""
     distinct = list(dict.fromkeys(want for options in wants for want in options))
     kept = _subsets(len(distinct), min(MAX_LAYOUTS, len(wants)))
-    states, counts = [], []
+    states, counts, once = [], [], []
     for source in dict.fromkeys(sources):
-        steps = _steps_of_sets(source, distinct, kept)
+        forward, back = (_steps_of_sets(source, distinct, kept, side) for side in (0, 1))
+        steps = forward + back
         worth = _worthwhile(kept, steps) if stated.by is None else np.flatnonzero(steps[:, -1] == 0)
         states += [(source, kept[i]) for i in worth]
-        counts.append(steps[worth, :-1])
+        later = stated.parameter and isinstance(source, Replicate)
+        counts.append((forward if later else steps)[worth, :-1])
+        once.append(back[worth, :-1] * later)
     made = np.array([[0.0 if source == s else np.inf for s, _ in states] for source in sources])
     held = np.array([row for _, row in states]).reshape(len(states), len(distinct))
     position = {want: i for i, want in enumerate(distinct)}
     return Sets(
         counts=np.concatenate(counts),
+        once=np.concatenate(once) if stated.parameter else None,
         sources=made.reshape(len(sources), len(states)),
         wants=tuple(
             np.where(legible[:, [position[want] for want in options]], 0.0, np.inf)
@@ -215,16 +242,16 @@ def _subsets(items: int, most: int) -> Matrix:
     return rows
 
 
-def _steps_of_sets(source: Placement, wants: Sequence[Want], kept: Matrix) -> Matrix:
-    """What each set takes, with a last column for what is impossible; layouts that are equal count once."""
-    total = np.zeros((len(kept), len(COLLECTIVES) + 1))
-    for side, step in ((0, _step), (1, _step_back)):
-        users: dict[Placement | None, list[int]] = {}
-        for i, want in enumerate(wants):
-            users.setdefault(want[side], []).append(i)
-        for indices in users.values():
-            needed = kept[:, indices].any(axis=1).astype(float)
-            total += np.outer(needed, step(source, wants[indices[0]]))
+def _steps_of_sets(source: Placement, wants: Sequence[Want], kept: Matrix, side: int) -> Matrix:
+    """What each set takes of the tensor (side 0) or of its gradient (1), with a last column for what is
+    impossible; layouts that are equal count once."""
+    total, step = np.zeros((len(kept), len(COLLECTIVES) + 1)), (_step, _step_back)[side]
+    users: dict[Placement | None, list[int]] = {}
+    for i, want in enumerate(wants):
+        users.setdefault(want[side], []).append(i)
+    for indices in users.values():
+        needed = kept[:, indices].any(axis=1).astype(float)
+        total += np.outer(needed, step(source, wants[indices[0]]))
     return total
 
 

@@ -13,17 +13,28 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from heapq import heapify, heappop, heappush
 
 from ..cost import IntraSolution, Recompute
 from ..estimate.step import Setting, spans
 from ..mesh import Mesh
-from ..problem import Candidate, Pins, Priced, Pricing, SearchProblem, SearchProgress
+from ..problem import (
+    NOTHING_KNOWN,
+    Candidate,
+    Floor,
+    Pins,
+    Priced,
+    Pricing,
+    SearchProblem,
+    SearchProgress,
+)
+from ..schedule import SPLIT_BACKWARD
 from ..topology import GroupSpan, Topology
 from .balance import balanced
 from .brackets import StagePlan, can_beat
 from .costed import REDUCES_EVERY_MICROBATCH, Costed, Shared, memoised
-from .ideal import Roofline, idealised, states_fit
+from .ideal import Roofline, Unsplit, idealised, states_fit
 from .intervals import Intervals
 from .placement import WORTH, Placements, is_unusual, part_meshes, part_sizes
 from .price import price
@@ -97,13 +108,14 @@ class Exploration:
         self._largest: dict[tuple, Candidate] = {}
         self._splittable: dict[tuple[int, int, int], bool] = {}
         self._intra: dict[tuple, tuple[IntraSolution, ...]] = {}
-        self._floors: dict[tuple, dict[int, float]] = {}
+        self._floors: dict[tuple, dict[int, Floor]] = {}
         self._ideal: dict[tuple, tuple[tuple[Mesh, QuickBound], ...]] = {}
         self._real: dict[tuple, Costed] = {}
         self._ideals: dict[tuple[int, ...], IntraSolution] = {}
         self._shared = Shared()
         self._clusters: dict[int, tuple[Topology, Spans]] = {}
-        self._roofline, self._placements = Roofline(problem), Placements(problem)
+        self._unsplit = Unsplit(self.pricing)
+        self._roofline, self._placements = Roofline(problem, self._unsplit), Placements(problem)
         self.enter(meshes(problem, pins))
         self.reached_s = self.queue[0].bound_s if self.queue else 0.0
 
@@ -193,13 +205,18 @@ class Exploration:
                 found.append(other)
         return found
 
-    def ideal_bound_s(self, candidate: Candidate) -> float:
-        """Step 2 of the bounds, over all orders; infinite when not even an ideal split fits."""
-        key = (candidate.mesh, candidate.micro_batch, candidate.zero_stage, candidate.shard_group)
+    def ideal_bound_s(self, candidate: Candidate, floor: Floor = NOTHING_KNOWN) -> float:
+        """Step 2 of the bounds, over all orders; infinite when not even an ideal split fits.
+
+        `floor`: what is known besides of a microbatch.
+        """
+        sharded = (candidate.zero_stage, candidate.shard_group, candidate.schedule in SPLIT_BACKWARD)
+        key = (candidate.mesh, candidate.micro_batch, *sharded)
         if key not in self._ideal:
             costed = self._costed_ideally(candidate)
             self._ideal[key] = tuple((c.candidate.mesh, quick_bound(c)) for c in self._in_every_order(costed))
-        return min(quick.bound_s(candidate) * self._weight(mesh) for mesh, quick in self._ideal[key])
+        quick = self._ideal[key]
+        return min(each.bound_s(candidate, floor) * self._weight(mesh) for mesh, each in quick)
 
     def ideal_s(self, candidate: Candidate) -> float:
         """What no splits of this very candidate undercut, not weighted."""
@@ -209,7 +226,7 @@ class Exploration:
         mesh = candidate.mesh
         key = (mesh.tp, mesh.ep, mesh.cp, candidate.micro_batch)
         if key not in self._ideals:
-            self._ideals[key] = idealised(self.problem, mesh, candidate.micro_batch)
+            self._ideals[key] = idealised(self.problem, mesh, candidate.micro_batch, self._unsplit)
         return self.costed(candidate, self._ideals[key])
 
     def solutions(self, candidate: Candidate) -> tuple[IntraSolution, ...]:
@@ -237,37 +254,39 @@ class Exploration:
         return self._slices[mesh]
 
     def _note_floor(self, candidate: Candidate) -> None:
-        """Remember the least seconds per sample that this microbatch takes, for smaller ones."""
+        """Remember what this microbatch takes at least per sample, for smaller ones."""
         floors, b = self._floors.setdefault(self._slice_key(candidate), {}), candidate.micro_batch
         if b not in floors and self.pricing.batch_slack < 1:
-            least_s = self.pricing.floor_s(candidate.mesh, b) * (1 - ROUNDING)
-            floors[b] = least_s * (1 - self.pricing.batch_slack) / b
+            share = (1 - ROUNDING) * (1 - self.pricing.batch_slack) / b
+            floors[b] = self.pricing.floor(candidate.mesh, b).times(share)
 
     def floor_s(self, candidate: Candidate) -> float:
-        """A bound from larger microbatches of the same splits (see `search`), weighted; or 0."""
-        b, floors = candidate.micro_batch, self._floors.get(self._slice_key(candidate), {})
-        return self._step_s(
-            candidate, b * max((seconds for n, seconds in floors.items() if n % b == 0), default=0.0)
-        )
-
-    def _step_s(self, candidate: Candidate, model_s: float) -> float:
-        """A step, weighted, when the whole model takes so long for a microbatch."""
-        share = 1 / candidate.fill_ways
-        seconds = (candidate.microbatches - share) * model_s / candidate.mesh.pp + share * model_s
+        """A quick bound from larger microbatches of the same splits, weighted; or 0."""
+        chain_s, share = self._floor(candidate).total_s, 1 / candidate.fill_ways
+        seconds = (candidate.microbatches - share) * chain_s / candidate.mesh.pp + share * chain_s
         return seconds * min(self._weight(m) for m in self._laid[candidate.mesh])
+
+    def _floor(self, candidate: Candidate) -> Floor:
+        """What larger microbatches of the same splits tell (see `search`)."""
+        floors, mesh = self._floors.get(self._slice_key(candidate)), candidate.mesh
+        if not floors:
+            return NOTHING_KNOWN
+        b, ways = candidate.micro_batch, mesh.tp * mesh.ep * mesh.cp
+        alike = (floor for n, floor in floors.items() if offers_splits_of(n, b, ways))
+        return reduce(Floor.raised, alike, NOTHING_KNOWN).times(b)
+
+    def _floor_bound_s(self, candidate: Candidate) -> float:
+        """The bound of that with memory; a slice that is new is asked about its largest microbatch."""
+        if not self.knows(candidate):
+            self._note_floor(self._largest[self._slice_key(candidate)])
+        return self.ideal_bound_s(candidate, self._floor(candidate))
 
     def _splits_bound_s(self, candidate: Candidate) -> float:
         """A bound from the candidate's own splits, where it is not known yet what they cost."""
         if self.knows(candidate):
             return 0.0
-        model_s = self.pricing.splits_s(candidate.mesh, candidate.micro_batch) * (1 - ROUNDING)
-        return self._step_s(candidate, model_s)
-
-    def _probed_floor_s(self, candidate: Candidate) -> float:
-        """The floor from larger microbatches; a slice that is new is asked about its largest one."""
-        if not self.knows(candidate):
-            self._note_floor(self._largest[self._slice_key(candidate)])
-        return self.floor_s(candidate)
+        floor = self.pricing.splits_floor(candidate.mesh, candidate.micro_batch)
+        return self.ideal_bound_s(candidate, floor.times(1 - ROUNDING))
 
     def by_bound(self, members: Iterable[Entry]) -> Iterator[tuple[float, Candidate]]:
         """(bound, candidate), the most promising first; a bound is tightened when its turn comes."""
@@ -354,7 +373,7 @@ class Exploration:
         elif self.found(candidate):  # as an expert plan
             return
         elif entry.ideal:
-            floor = self._probed_floor_s(candidate)
+            floor = self._floor_bound_s(candidate)
             if floor <= entry.bound_s:
                 floor = self._splits_bound_s(candidate)
             if floor > entry.bound_s:
@@ -362,7 +381,7 @@ class Exploration:
             else:
                 self._push_costed(candidate)
         else:
-            bound = max(entry.bound_s, self.ideal_bound_s(candidate), self.floor_s(candidate))
+            bound = max(entry.bound_s, self.ideal_bound_s(candidate, self._floor(candidate)))
             if math.isinf(bound):
                 self._prune(STATES_TOO_LARGE, candidate)
             else:
@@ -459,6 +478,12 @@ class Exploration:
                     candidate=entry.candidate,
                 )
             )
+
+
+def offers_splits_of(larger: int, micro_batch: int, ways: int) -> bool:
+    """Whether whatever divides by factors of `ways` at a microbatch does so at a larger one too."""
+    factor = math.gcd(micro_batch, ways ** micro_batch.bit_length())
+    return larger >= micro_batch and larger % factor == 0
 
 
 def _queue_key(candidate: Candidate) -> tuple:

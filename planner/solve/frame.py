@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -21,7 +21,7 @@ from ..layout import Placement
 from ..rules.choices import Choice
 from ..terms import hand_on_terms
 from .choice_graph import IMPOSSIBLE, ChoiceGraph, Presolved
-from .conversions import ANYWHERE, Conversions, End, Stated, as_made, connect, pairs, wanted
+from .conversions import ANYWHERE, PARAMETER, Conversions, End, Stated, as_made, connect, pairs, wanted
 from .op_times import KernelTime, OpTimes
 
 Choices = Mapping[OpKey, tuple[Choice, ...]]
@@ -35,6 +35,10 @@ class Read:
     operand: int
     count: float
     """How often it is converted in the whole model."""
+    block: str
+    """The class that pays for it; none for parameters that are read in several places."""
+    once: bool
+    """Whether that is done once per step, not for every microbatch."""
 
 
 class Frame:
@@ -85,13 +89,14 @@ class Frame:
         sources = [choice.writes[write] for choice in self.choices[producer]]
         made = (self.choices[producer], write)
         consumers = [(consumer[:2], consumer[2]) for consumer in edge.consumers]
-        self._connect(self.nodes[producer], sources, made, consumers, edge.count, self._stated(edge))
+        price = (*consumers[0], edge.count, edge.block)
+        self._connect(self.nodes[producer], sources, made, consumers, price, self._stated(edge))
 
     def _stated(self, edge: Edge) -> Stated:
         """Who may convert the tensor."""
         (block, op, read), borders = edge.consumers[0], self._borders
         if self._graph.blocks[block].ops[op].reads[read].kind == "parameter":
-            return ANYWHERE if self._converts_parameters else as_made(len(edge.consumers))
+            return PARAMETER if self._converts_parameters else as_made(len(edge.consumers))
         if borders is None:
             return ANYWHERE
 
@@ -110,17 +115,23 @@ class Frame:
         sources: Sequence[Placement],
         made: End | None,
         consumers: list[tuple[OpKey, int]],
-        count: float,
-        stated: Stated = ANYWHERE,
+        price: tuple[OpKey, int, float, str],
+        stated: Stated,
     ) -> None:
-        """Tie a producer to its consumers."""
+        """Tie a producer to its consumers; `price` as of `Read`."""
         ends = [(self.choices[key], read) for key, read in consumers]
         found = self._known.between(sources, made, ends, stated)
-        item = self._item(*consumers[0], count)
-        connect(self._choice_graph, node, [self.nodes[key] for key, _ in consumers], found, item)
+        users = [self.nodes[key] for key, _ in consumers]
+        once = self._item(*price, once=True) if stated.parameter else None
+        connect(self._choice_graph, node, users, found, self._item(*price), once)
 
-    def _item(self, op: OpKey, operand: int, count: float) -> int:
-        self.reads.append(Read(op=op, operand=operand, count=count))
+    def every_microbatch(self, block: str | None = None) -> frozenset[int]:
+        """Items of what is done for every microbatch; those that one class pays for."""
+        paid = (i for i, read in enumerate(self.reads) if not read.once and block in (None, read.block))
+        return frozenset(paid)
+
+    def _item(self, op: OpKey, operand: int, count: float, block: str, *, once: bool = False) -> int:
+        self.reads.append(Read(op=op, operand=operand, count=count, block=block, once=once))
         return len(self.reads) - 1
 
     def _add_shared_parameters(self) -> None:
@@ -132,7 +143,7 @@ class Frame:
             node = self._choice_graph.node(0.0 for _ in layouts)
             self.parameter_nodes[tensor] = (node, layouts)
             if self._converts_parameters:
-                self._connect(node, layouts, None, readers, 1.0)
+                self._connect(node, layouts, None, readers, (*readers[0], 1.0, ""), PARAMETER)
             else:
                 self._read_as_stored(node, layouts, readers)
 
@@ -143,9 +154,10 @@ class Frame:
         for key, read in readers:
             wants = wanted((self.choices[key], read))
             same = np.array([[stored == layout for layout, _ in wants] for stored in layouts])
-            found = pairs(layouts, wants)
-            self._choice_graph.edge(node, self.nodes[key], np.where(same, found.barred, np.inf))
-            self._choice_graph.price_edge(node, self.nodes[key], found.counts, self._item(key, read, 1.0))
+            found = pairs(layouts, wants, PARAMETER)
+            found = replace(found, barred=np.where(same, found.barred, np.inf))
+            items = (self._item(key, read, 1.0, "", once=once) for once in (False, True))
+            connect(self._choice_graph, node, [self.nodes[key]], found, *items)
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, reduce
 
 from ..borders import Borders, OpKey
 from ..cost import Estimate, IntraSolution, Origin, Work
@@ -19,6 +19,7 @@ from ..estimate.op_work import Sizes
 from ..graph import Graph
 from ..layout import Collective, Placement, Shard
 from ..mesh import Mesh
+from ..problem import NOTHING_KNOWN, Floor
 from ..profile import Framework, hidden_share
 from ..topology import Device, GroupSpan, Topology
 from .axis import Axis, AxisProblem, AxisSolution, local_sizes, repeated_share
@@ -28,6 +29,10 @@ from .frame import Known
 SECONDS_PER_BYTE = (0.0, 2e-12)
 """Weights on saved bytes, swept for the frontier, in seconds per byte and microbatch: none, and about
 what it takes to write a byte to 1 TB/s memory and read it again."""
+
+POINTS_APART = 1e-3
+"""A point of the frontier that is less than this share better by its own weight than one before it is none of
+its own: far below any model error."""
 
 BETWEEN_NODES_SLOWDOWN = 1.8
 """Collectives of a tensor group that spans nodes against the same ones timed alone. Every layer waits for
@@ -100,13 +105,13 @@ class IntraOp:
         pipelined = self._separates_tied(mesh)
         return self._solver.solution(solution.splits, *self._slice(mesh), pipelined=pipelined)
 
-    def floor_s(self, mesh: Mesh, micro_batch: int) -> float:
-        """Seconds that any splits take, hidden communication taken off; 0 where nothing is known."""
-        return self._solver.floor_s(*self._slice(mesh), micro_batch)
+    def floor(self, mesh: Mesh, micro_batch: int) -> Floor:
+        """What any splits take, as far as it is known."""
+        return self._solver.floor(*self._slice(mesh), micro_batch)
 
-    def splits_s(self, mesh: Mesh, micro_batch: int) -> float:
+    def splits_floor(self, mesh: Mesh, micro_batch: int) -> Floor:
         """The same of the frontier's own splits, before they are costed block by block."""
-        return self._solver.splits_s(*self._slice(mesh), micro_batch)
+        return self._solver.splits_floor(*self._slice(mesh), micro_batch)
 
     def _separates_tied(self, mesh: Mesh) -> bool:
         return self._tied and mesh.pp > 1
@@ -149,10 +154,10 @@ class _Solver:
         """The only choices along an axis of one rank: the same at all extents."""
         self.splits = cache(self._splits)
         self._outer = cache(self._outside)
-        self._exchanges_s = cache(self._least_exchanges_s)
+        self._exchanges = cache(self._least_exchanges)
 
-    def floor_s(self, degrees: Degrees, spans: Spans, micro_batch: int) -> float:
-        """The floor of `IntraOp.floor_s`.
+    def floor(self, degrees: Degrees, spans: Spans, micro_batch: int) -> Floor:
+        """The floor of `IntraOp.floor`.
 
         Where one axis alone splits anything its solver proves it. With ep beside tp: `ep` times as many
         samples on a tensor group alone take no longer than `ep` such groups that share them (kernels and
@@ -162,16 +167,17 @@ class _Solver:
         cp, ep, tp = degrees
         alone = (cp > 1) + (ep > 1) + (tp > 1) <= 1
         if alone:
-            return self.splits_s(degrees, spans, micro_batch)
+            return self.splits_floor(degrees, spans, micro_batch)
         if cp > 1 or not self._splits_experts_alike(ep, tp):
-            return 0.0
+            return NOTHING_KNOWN
         one = GroupSpan(members=(1,) * len(spans[2].members))
-        together = self.floor_s((1, 1, tp), (one, one, spans[2]), micro_batch * ep)
-        return together / ep + self._exchanges_s(ep, spans[1], micro_batch) / tp
+        together = self.floor((1, 1, tp), (one, one, spans[2]), micro_batch * ep)
+        return together.times(1 / ep).plus(self._exchanges(ep, spans[1], micro_batch).times(1 / tp))
 
-    def splits_s(self, degrees: Degrees, spans: Spans, micro_batch: int) -> float:
-        """Of `IntraOp.splits_s`."""
-        return max((floor_s for _, floor_s in self.splits(degrees, spans, micro_batch)), default=0.0)
+    def splits_floor(self, degrees: Degrees, spans: Spans, micro_batch: int) -> Floor:
+        """Of `IntraOp.splits_floor`."""
+        known = (floor for _, floor in self.splits(degrees, spans, micro_batch))
+        return reduce(Floor.raised, known, NOTHING_KNOWN)
 
     def _splits_experts_alike(self, ep: int, tp: int) -> bool:
         """Whether tp splits experts beside ep as it does alone: by their number, or each in parts."""
@@ -181,16 +187,16 @@ class _Solver:
             (n % tp == 0) == (n % (ep * tp) == 0) for n in counts
         )
 
-    def _least_exchanges_s(self, ep: int, span: GroupSpan, micro_batch: int) -> float:
+    def _least_exchanges(self, ep: int, span: GroupSpan, micro_batch: int) -> Floor:
         """What ranks of ep exchange at least, computation not counted."""
         axis = replace(self._axis("ep", ep, span), kernel_time=_no_time)
         sizes = traced_sizes(self._graph, batch=micro_batch * ep)
-        return sum(found.assignment.bound for found in self._along(axis, sizes) if found.assignment)
+        return reduce(Floor.raised, (found.floor for found in self._along(axis, sizes)), NOTHING_KNOWN)
 
-    def _splits(self, degrees: Degrees, spans: Spans, micro_batch: int) -> tuple[tuple[Splits, float], ...]:
+    def _splits(self, degrees: Degrees, spans: Spans, micro_batch: int) -> tuple[tuple[Splits, Floor], ...]:
         """Distinct splits, for one weight on memory after the other; empty when the graph allows none.
 
-        Beside each is a floor of the seconds that any of them take, 0 where none is known.
+        Beside each is a floor of what any of them take, as far as it is known.
         """
         if self._graph.seq_len % degrees[0]:
             return ()
@@ -199,8 +205,8 @@ class _Solver:
         if outer is None:
             return ()
         beside = cp == 1 and min(ep, tp) > 1
-        exchanges_s = self._exchanges_s(ep, spans[1], micro_batch) / tp if beside else 0.0
-        return self._inner(self._axis("tp", tp, spans[2]), *outer, exchanges_s=exchanges_s)
+        exchanges = self._exchanges(ep, spans[1], micro_batch).times(1 / tp) if beside else None
+        return self._inner(self._axis("tp", tp, spans[2]), *outer, exchanges=exchanges)
 
     def _outside(
         self, degrees: tuple[int, int], spans: tuple[GroupSpan, GroupSpan], micro_batch: int
@@ -222,8 +228,8 @@ class _Solver:
         outer: list[AxisSolution],
         before: list[dict[OpKey, Sizes]],
         *,
-        exchanges_s: float,
-    ) -> tuple[tuple[Splits, float], ...]:
+        exchanges: Floor | None,
+    ) -> tuple[tuple[Splits, Floor], ...]:
         """The splits over tp, under those of the axes before it; what these exchange beside tp, if known."""
         sizes, weights = before[-1], self._weights if axis.degree > 1 else self._weights[:1]
         free = self._along(axis, sizes, weights)
@@ -232,13 +238,13 @@ class _Solver:
             strict = self._along(replace(axis, repeats_products=False), sizes, weights)
             if not strict:
                 return ()
-        found: list[tuple[Splits, float]] = []
+        found: list[tuple[Splits, Floor]] = []
         for place, tp in enumerate(free):
-            proven_s = 0.0 if weights[place] else _proven_s(*outer, tp, beside_s=exchanges_s)
+            floor = _proven(*outer, tp, exchanges=exchanges)
             if repeated_share(self._graph, tp) > MAX_REPEATED_SHARE:
                 tp = strict[place]
-            if all(splits.tp.choices != tp.choices for splits, _ in found):
-                found.append((self._chosen(outer, before, tp), proven_s))
+            if not any(_nearly_as_good(splits.tp, tp, place) for splits, _ in found):
+                found.append((self._chosen(outer, before, tp), floor))
         return tuple(found)
 
     def _along(
@@ -328,15 +334,22 @@ class _Solver:
         )
 
 
-def _proven_s(*axes: AxisSolution, beside_s: float) -> float:
-    """Seconds that any splits take where one axis alone splits anything: what was proven.
+def _proven(*axes: AxisSolution, exchanges: Floor | None) -> Floor:
+    """What any splits take where one axis alone splits anything: what was proven.
 
-    Under splits of ep whose exchanges take `beside_s`, what any splits over tp take with them. Else nothing
-    is known: 0.
+    Under splits of ep that exchange something, what any splits over tp take and that. Else nothing is known.
     """
-    split = [solution.assignment for solution in axes if solution.degree > 1]
-    known = len(split) == 1 or beside_s
-    return split[-1].bound + beside_s if known and split[-1] else 0.0
+    split = [solution for solution in axes if solution.degree > 1]
+    if exchanges is None:
+        return split[-1].floor if len(split) == 1 else NOTHING_KNOWN
+    return split[-1].floor.plus(exchanges)
+
+
+def _nearly_as_good(before: AxisSolution, solution: AxisSolution, row: int) -> bool:
+    """Whether splits that are the best by one weight are all but the best by another (`POINTS_APART`)."""
+    if before.assignment is None or solution.assignment is None:
+        return before.choices == solution.choices
+    return before.assignment.costs[row] <= solution.assignment.cost * (1 + POINTS_APART)
 
 
 def _no_time(work: Work) -> Estimate:

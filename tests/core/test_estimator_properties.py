@@ -30,6 +30,7 @@ from tpplan.planner.layout import Collective
 from tpplan.planner.mesh import Mesh
 from tpplan.planner.problem import Candidate, Pricing
 from tpplan.planner.profile import OPTIMIZERS
+from tpplan.planner.solve.batch_slack import kernel_slack
 from tpplan.topologies import load
 
 CLUSTER = load("dgx-h100:4")
@@ -93,19 +94,35 @@ def op(family: str, reads: tuple[Operand, ...], write: Operand, sizes: dict[str,
     )
 
 
+def grouped(sizes: dict[str, int]) -> Op:
+    """Every row through the matrix of one of `e` experts."""
+    x, y, weights = operand("x", "b", "s", "k"), operand("y", "b", "s", "n"), operand("w", "e", "k", "n")
+    return op(
+        "grouped_gemm",
+        (x, replace(weights, kind="parameter")),
+        y,
+        sizes,
+        gemm=Gemm(m=("b", "s"), n=("n",), k=("k",), batch=("e",)),
+        flops=((2.0, LABELS),),
+        experts="e",
+    )
+
+
 @st.composite
 def ops(draw: st.DrawFn) -> tuple[Op, dict[str, float]]:
     """An op of any family that has a price, and its local extents."""
-    sizes = {label: draw(SIZES) for label in LABELS}
+    sizes = {label: draw(SIZES) for label in (*LABELS, "e")}
     x, y = operand("x", "b", "s", "k"), operand("y", "b", "s", "n")
     weight = operand("w", "n", "k", kind="parameter")
-    family = draw(st.sampled_from(("gemm", "attention", "pointwise", "memory", "table")))
+    family = draw(st.sampled_from(("gemm", "grouped", "attention", "pointwise", "memory", "table")))
     flops = ((2.0, LABELS),)
     match family:
         case "gemm":
             found = op(
                 "gemm", (x, weight), y, sizes, gemm=Gemm(m=("b", "s"), n=("n",), k=("k",)), flops=flops
             )
+        case "grouped":
+            found = grouped(sizes)
         case "attention":
             found = op("attention", (x, x, x), x, sizes, flops=flops)
         case "table":
@@ -140,6 +157,32 @@ def test_a_longer_dim_never_takes_less_time_or_memory(case: tuple[Op, dict[str, 
     for work in (forward_work, backward_work):
         assert seconds(work(made, sizes)) <= seconds(work(made, longer)) * LITTLE
     assert sum(saved_bytes(made, sizes)) <= sum(saved_bytes(made, longer))
+
+
+@settings(max_examples=300)
+@given(ops(), st.sampled_from((*LABELS, "e")), st.sampled_from((2, 3, 8)))
+def test_a_part_of_the_work_takes_no_less_than_its_share(
+    case: tuple[Op, dict[str, float]], label: str, ways: int
+) -> None:
+    """What bounds of all splits rest on (`Pricing.kernel_slack`), whichever dim is cut."""
+    made, sizes = case
+    part, slack = sizes | {label: sizes[label] / ways}, kernel_slack(CLUSTER)
+    for work in (forward_work, backward_work):
+        assert seconds(work(made, part)) * ways * LITTLE >= seconds(work(made, sizes)) * (1 - slack)
+
+
+def test_sides_of_a_grouped_product_are_those_of_one_expert() -> None:
+    """Rows are shared by the experts, in the gradient of the weights too, where they are summed over."""
+    sizes = {"b": 4, "s": 1024, "k": 512, "n": 256, "e": 8}
+    made = grouped(sizes)
+    forward, *backward = (*forward_work(made, sizes), *backward_work(made, sizes))
+    assert [(w.m, w.n, w.k, w.batch) for w in (forward, *backward)] == [
+        (512, 256, 512, 8),
+        (512, 512, 256, 8),
+        (512, 256, 512, 8),
+    ]
+    sizes["s"] = 64
+    assert [(w.m, w.n, w.k) for w in backward_work(made, sizes)] == [(32, 512, 256), (512, 256, 32)]
 
 
 @REPEATS

@@ -25,7 +25,7 @@ from tpplan.planner.problem import Outcome, Pricing, SearchProblem
 from tpplan.planner.schedule import fill_ways
 from tpplan.planner.solve.balance import balanced
 from tpplan.planner.solve.costed import Costed
-from tpplan.planner.solve.ideal import Roofline, idealised
+from tpplan.planner.solve.ideal import Roofline, Unsplit, idealised
 from tpplan.planner.solve.intervals import Modes, rank_bytes
 from tpplan.planner.solve.price import price
 from tpplan.planner.solve.search import search
@@ -205,8 +205,12 @@ def test_no_mesh_is_faster(seed: int) -> None:
 def solved(small: Small, setting: Setting) -> Iterator[float]:
     """The simulated price of a candidate's exact stages under every intra-op solution, weighted."""
     problem, candidate = small.problem, setting.candidate
+    unsplit = Unsplit(small.pricing)
+    roofline = Roofline(problem, unsplit)
     ideal = Costed(
-        problem=problem, setting=setting, intra=idealised(problem, candidate.mesh, candidate.micro_batch)
+        problem=problem,
+        setting=setting,
+        intra=idealised(problem, candidate.mesh, candidate.micro_batch, unsplit),
     ).bound_s
     for solution in small.pricing.intra(candidate.mesh, candidate.micro_batch):
         costed = Costed(problem=problem, setting=setting, intra=solution)
@@ -215,10 +219,8 @@ def solved(small: Small, setting: Setting) -> Iterator[float]:
             plan = balanced(costed, plan)
             simulated = simulated_s(costed, plan) if candidate.mesh.pp > 1 else 0.0
             step = price(costed, plan, bound=0.0, simulated_s=simulated).step_time_s
-            assert Roofline(problem).mesh_s(candidate.mesh) <= Roofline(problem).candidate_s(candidate) * (
-                1 + 1e-12
-            )
-            assert Roofline(problem).candidate_s(candidate) <= ideal * (1 + 1e-12) <= step * (1 + 1e-9)
+            assert roofline.mesh_s(candidate.mesh) <= roofline.candidate_s(candidate) * (1 + 1e-12)
+            assert roofline.candidate_s(candidate) <= ideal * (1 + 1e-12) <= step * (1 + 1e-9)
             assert costed.bound_s <= step * (1 + 1e-12)
             yield step * weight(problem, candidate.mesh)
 

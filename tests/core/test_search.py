@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from itertools import pairwise
 
 import pytest
@@ -28,6 +29,7 @@ from tpplan.planner.plan import Infeasible
 from tpplan.planner.problem import (
     BlockFacts,
     Candidate,
+    Floor,
     Outcome,
     Priced,
     Pricing,
@@ -37,7 +39,7 @@ from tpplan.planner.problem import (
 from tpplan.planner.profile import OPTIMIZERS, Framework, Job
 from tpplan.planner.solve.costed import Costed
 from tpplan.planner.solve.exploration import Exploration
-from tpplan.planner.solve.ideal import Roofline, idealised
+from tpplan.planner.solve.ideal import Roofline, Unsplit, idealised
 from tpplan.planner.solve.price import price
 from tpplan.planner.solve.quick import quick_bound
 from tpplan.planner.solve.search import search
@@ -157,15 +159,23 @@ class Transformer:
                 ),
             )
 
-        def floor_s(mesh: Mesh, micro_batch: int) -> float:
-            return max((found.objective_s for found in intra(mesh, micro_batch)), default=0.0)
+        def floor(mesh: Mesh, micro_batch: int) -> Floor:
+            known = (
+                Floor(
+                    total_s=found.objective_s,
+                    blocks_s={name: cost.forward_s + cost.backward_s for name, cost in found.blocks.items()},
+                )
+                for found in intra(mesh, micro_batch)
+            )
+            return reduce(Floor.raised, known, Floor())
 
         return Pricing(
             intra=intra,
             collective_time=collective_time,
             kernel_time=kernel_time,
-            floor_s=floor_s,
+            floor=floor,
             batch_slack=0.0,
+            kernel_slack=0.0,
         )
 
     def _cost(self, name: str, facts: BlockFacts, mesh: Mesh, b: int, span: GroupSpan) -> BlockCost:
@@ -236,15 +246,21 @@ def small() -> Outcome:
 
 def every_price(problem: SearchProblem, pricing: Pricing) -> list[float]:
     """The price of every candidate under every intra-op solution; asserts that all bounds hold."""
-    span, flops, prices = spans(problem.topology), Roofline(problem).candidate_s, []
+    unsplit = Unsplit(pricing)
+    span, flops, prices = spans(problem.topology), Roofline(problem, unsplit).candidate_s, []
     for candidate in candidates(problem, {}):
         setting = Setting(
             candidate=candidate, topology=problem.topology, framework=problem.framework,
             optimizer=problem.optimizer, pricing=pricing, span=span,
         )  # fmt: skip
         ideal = Costed(
-            problem=problem, setting=setting, intra=idealised(problem, candidate.mesh, candidate.micro_batch)
-        ).bound_s
+            problem=problem,
+            setting=setting,
+            intra=idealised(problem, candidate.mesh, candidate.micro_batch, unsplit),
+        )
+        floored = quick_bound(ideal).bound_s(
+            candidate, pricing.floor(candidate.mesh, candidate.micro_batch).times(1 - 1e-12)
+        )
         for solution in pricing.intra(candidate.mesh, candidate.micro_batch):
             costed = Costed(problem=problem, setting=setting, intra=solution)
             plan = shortest(costed.stage_problem)
@@ -252,7 +268,8 @@ def every_price(problem: SearchProblem, pricing: Pricing) -> list[float]:
                 continue
             found = price(costed, plan, bound=costed.step_bound_s(plan))
             step = found.step_time_s * (1 + 1e-12)
-            assert flops(candidate) <= ideal * (1 + 1e-12) <= step * (1 + 1e-12), candidate
+            assert flops(candidate) <= ideal.bound_s * (1 + 1e-12) <= step * (1 + 1e-12), candidate
+            assert ideal.bound_s <= floored * (1 + 1e-12) <= step * (1 + 1e-12), candidate
             assert costed.bound_s <= step and costed.step_bound_s(plan) <= step, candidate
             assert found.prediction.peak_memory_bytes <= problem.topology.device.memory_bytes
             prices.append(found.step_time_s)
@@ -284,13 +301,16 @@ def test_the_closed_form_of_ideal_costs_is_their_bound(experts: int) -> None:
     model = Transformer(layers=7, hidden=2048, ffn=8192, vocab=32000, seq=2048, kv=4, experts=experts)
     problem = model.problem(topology(2, memory=5e9, per_node=4), batch=24)
     pricing, span, finite = model.pricing(problem.topology), spans(problem.topology), 0
+    unsplit = Unsplit(pricing)
     for candidate in candidates(problem, {}):
         setting = Setting(
             candidate=candidate, topology=problem.topology, framework=problem.framework,
             optimizer=problem.optimizer, pricing=pricing, span=span,
         )  # fmt: skip
         costed = Costed(
-            problem=problem, setting=setting, intra=idealised(problem, candidate.mesh, candidate.micro_batch)
+            problem=problem,
+            setting=setting,
+            intra=idealised(problem, candidate.mesh, candidate.micro_batch, unsplit),
         )
         quick = quick_bound(costed).bound_s(candidate)
         assert quick == pytest.approx(costed.bound_s, rel=1e-12), candidate
