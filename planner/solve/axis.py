@@ -71,6 +71,8 @@ class Axis:
     """Whether a product with a weight may run whole on every rank; else it is split wherever it can be."""
     routes_own_tokens: bool = False
     """Whether modules that route tokens to experts run on each rank's own part of the sequences."""
+    experts_in_parts: bool = False
+    """Whether such a rank holds a part of every expert, even where their number divides by the ranks."""
     borders: Borders | None = None
     """Where modules begin and end, if layouts change only there."""
 
@@ -199,7 +201,8 @@ class AxisProblem:
     def _held_experts(self) -> str:
         """What a rank of the axis holds of the experts: some of them, if they divide, else a part of each."""
         counts = [self.sizes[key][op.experts] for key, op in self.ops.items() if op.experts]
-        return WHOLE_EXPERTS if all(n % self.axis.degree == 0 for n in counts) else PARTS_OF_EXPERTS
+        whole = all(n % self.axis.degree == 0 for n in counts) and not self.axis.experts_in_parts
+        return WHOLE_EXPERTS if whole else PARTS_OF_EXPERTS
 
     def _allowed(self, op: Op, found: tuple[Choice, ...]) -> tuple[Choice, ...]:
         """Drop choices that the axis rules out: repeated products, and splits of the residual between

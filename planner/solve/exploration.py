@@ -105,10 +105,10 @@ class Exploration:
         self._slices: dict[Mesh, tuple] = {}
         self._found: dict[Candidate, Priced] = {}
         self._holding: dict[tuple, bool] = {}
-        self._largest: dict[tuple, Candidate] = {}
         self._splittable: dict[tuple[int, int, int], bool] = {}
         self._intra: dict[tuple, tuple[IntraSolution, ...]] = {}
         self._floors: dict[tuple, dict[int, Floor]] = {}
+        self._alike: dict[tuple[int, int, int], Floor] = {}
         self._ideal: dict[tuple, tuple[tuple[Mesh, QuickBound], ...]] = {}
         self._real: dict[tuple, Costed] = {}
         self._ideals: dict[tuple[int, ...], IntraSolution] = {}
@@ -122,7 +122,7 @@ class Exploration:
     def enter(self, found: Iterable[Mesh]) -> None:
         """Put the candidates of these meshes into the queue, in every order of their axes."""
         limit = self.weighted_s(self.best) if self.best else math.inf
-        hopeful = (m for m in found if self._roofline.mesh_s(m) * self._weight(m) < limit)
+        hopeful = (m for m in found if self._mesh_s(m) * self._weight(m) < limit)
         laid = {mesh: self._placements.of(mesh) for mesh in hopeful}
         self._laid |= laid
         for candidate in candidates(self.problem, self.pins, among=laid):
@@ -136,10 +136,14 @@ class Exploration:
                 self._prune(STATES_TOO_LARGE, candidate)
                 continue
             self.queue.append(entry)
-            key = self._slice_key(candidate)
-            if key not in self._largest or self._largest[key].micro_batch < candidate.micro_batch:
-                self._largest[key] = candidate
         heapify(self.queue)
+
+    def _mesh_s(self, mesh: Mesh) -> float:
+        """No microbatch and no schedule makes the mesh faster."""
+        samples, ways = self.problem.job.global_batch // mesh.batch_ways, mesh.tp * mesh.ep * mesh.cp
+        floors = self._floors.get(self._slice_of(mesh), {}) if self._floors else {}
+        alike = [floor.total_s for n, floor in floors.items() if offers_splits_of(n, samples, ways)]
+        return max(self._roofline.mesh_s(mesh), samples * max(alike, default=0.0) / mesh.pp)
 
     def _holds(self, candidate: Candidate) -> bool:
         mesh = candidate.mesh
@@ -234,7 +238,7 @@ class Exploration:
         key = self._intra_key(candidate)
         if key not in self._intra:
             self._intra[key] = self.pricing.intra(candidate.mesh, candidate.micro_batch)
-            self._note_floor(candidate)
+            self._note_floor(candidate, candidate.micro_batch)
         return self._intra[key]
 
     def knows(self, candidate: Candidate) -> bool:
@@ -246,16 +250,18 @@ class Exploration:
         return (*self._slice_key(candidate), candidate.micro_batch, candidate.mesh.pp > 1)
 
     def _slice_key(self, candidate: Candidate) -> tuple:
-        mesh = candidate.mesh
+        return self._slice_of(candidate.mesh)
+
+    def _slice_of(self, mesh: Mesh) -> tuple:
         if mesh not in self._slices:
             _, span = self.cluster(mesh)
             where = tuple(span(mesh, (axis,)) for axis in SLICE)
             self._slices[mesh] = (mesh.tp, mesh.ep, mesh.cp, where)
         return self._slices[mesh]
 
-    def _note_floor(self, candidate: Candidate) -> None:
-        """Remember what this microbatch takes at least per sample, for smaller ones."""
-        floors, b = self._floors.setdefault(self._slice_key(candidate), {}), candidate.micro_batch
+    def _note_floor(self, candidate: Candidate, b: int) -> None:
+        """Remember what so large a microbatch takes at least per sample, for smaller ones."""
+        floors = self._floors.setdefault(self._slice_key(candidate), {})
         if b not in floors and self.pricing.batch_slack < 1:
             share = (1 - ROUNDING) * (1 - self.pricing.batch_slack) / b
             floors[b] = self.pricing.floor(candidate.mesh, b).times(share)
@@ -272,14 +278,19 @@ class Exploration:
         if not floors:
             return NOTHING_KNOWN
         b, ways = candidate.micro_batch, mesh.tp * mesh.ep * mesh.cp
-        alike = (floor for n, floor in floors.items() if offers_splits_of(n, b, ways))
-        return reduce(Floor.raised, alike, NOTHING_KNOWN).times(b)
+        key = (id(floors), len(floors), b)
+        if key not in self._alike:
+            alike = (floor for n, floor in floors.items() if offers_splits_of(n, b, ways))
+            self._alike[key] = reduce(Floor.raised, alike, NOTHING_KNOWN).times(b)
+        return self._alike[key]
 
-    def _floor_bound_s(self, candidate: Candidate) -> float:
-        """The bound of that with memory; a slice that is new is asked about its largest microbatch."""
-        if not self.knows(candidate):
-            self._note_floor(self._largest[self._slice_key(candidate)])
-        return self.ideal_bound_s(candidate, self._floor(candidate))
+    def _probed_floor_s(self, candidate: Candidate) -> float:
+        """The quick bound; a new slice is asked about a microbatch that stands for all smaller ones."""
+        if self._slice_key(candidate) not in self._floors:
+            mesh = candidate.mesh
+            samples, ways = self.problem.job.global_batch // mesh.ep, mesh.tp * mesh.ep * mesh.cp
+            self._note_floor(candidate, offering_all(samples, ways))
+        return self.floor_s(candidate)
 
     def _splits_bound_s(self, candidate: Candidate) -> float:
         """A bound from the candidate's own splits, where it is not known yet what they cost."""
@@ -373,13 +384,15 @@ class Exploration:
         elif self.found(candidate):  # as an expert plan
             return
         elif entry.ideal:
-            floor = self._floor_bound_s(candidate)
+            floor = self.ideal_bound_s(candidate, self._floor(candidate))
             if floor <= entry.bound_s:
                 floor = self._splits_bound_s(candidate)
             if floor > entry.bound_s:
                 heappush(self.queue, replace(entry, bound_s=floor))
             else:
                 self._push_costed(candidate)
+        elif (floor := self._probed_floor_s(candidate)) > entry.bound_s:
+            heappush(self.queue, replace(entry, bound_s=floor))
         else:
             bound = max(entry.bound_s, self.ideal_bound_s(candidate, self._floor(candidate)))
             if math.isinf(bound):
@@ -484,6 +497,13 @@ def offers_splits_of(larger: int, micro_batch: int, ways: int) -> bool:
     """Whether whatever divides by factors of `ways` at a microbatch does so at a larger one too."""
     factor = math.gcd(micro_batch, ways ** micro_batch.bit_length())
     return larger >= micro_batch and larger % factor == 0
+
+
+def offering_all(samples: int, ways: int) -> int:
+    """A microbatch of at least so many samples that offers the splits of every smaller one."""
+    primes = [p for p in range(2, ways + 1) if ways % p == 0 and all(p % q for q in range(2, p))]
+    powers = (p ** math.ceil(math.log(samples, p) - ROUNDING) for p in primes)
+    return math.prod(powers) if primes else samples
 
 
 def _queue_key(candidate: Candidate) -> tuple:

@@ -154,7 +154,7 @@ class _Solver:
         """The only choices along an axis of one rank: the same at all extents."""
         self.splits = cache(self._splits)
         self._outer = cache(self._outside)
-        self._exchanges = cache(self._least_exchanges)
+        self._exchanges, self._in_parts = cache(self._least_exchanges), cache(self._experts_in_parts)
 
     def floor(self, degrees: Degrees, spans: Spans, micro_batch: int) -> Floor:
         """The floor of `IntraOp.floor`.
@@ -162,16 +162,20 @@ class _Solver:
         Where one axis alone splits anything its solver proves it. With ep beside tp: `ep` times as many
         samples on a tensor group alone take no longer than `ep` such groups that share them (kernels and
         messages are as large or larger; `batch_slack` says what that can cost), and what experts exchange
-        comes on top, in the `tp` parts of a group at best.
+        comes on top, in the `tp` parts of a group at best. Such a group holds its experts as they are held
+        beside ep: whole ones, or a part of each.
         """
         cp, ep, tp = degrees
         alone = (cp > 1) + (ep > 1) + (tp > 1) <= 1
         if alone:
             return self.splits_floor(degrees, spans, micro_batch)
-        if cp > 1 or not self._splits_experts_alike(ep, tp):
+        if cp > 1:
             return NOTHING_KNOWN
-        one = GroupSpan(members=(1,) * len(spans[2].members))
-        together = self.floor((1, 1, tp), (one, one, spans[2]), micro_batch * ep)
+        if self._splits_experts_alike(ep, tp):
+            one = GroupSpan(members=(1,) * len(spans[2].members))
+            together = self.splits_floor((1, 1, tp), (one, one, spans[2]), micro_batch * ep)
+        else:
+            together = self._in_parts(tp, spans[2], micro_batch * ep)
         return together.times(1 / ep).plus(self._exchanges(ep, spans[1], micro_batch).times(1 / tp))
 
     def splits_floor(self, degrees: Degrees, spans: Spans, micro_batch: int) -> Floor:
@@ -192,6 +196,12 @@ class _Solver:
         axis = replace(self._axis("ep", ep, span), kernel_time=_no_time)
         sizes = traced_sizes(self._graph, batch=micro_batch * ep)
         return reduce(Floor.raised, (found.floor for found in self._along(axis, sizes)), NOTHING_KNOWN)
+
+    def _experts_in_parts(self, tp: int, span: GroupSpan, batch: int) -> Floor:
+        """What a tensor group alone takes at least whose ranks hold a part of every expert."""
+        axis = replace(self._axis("tp", tp, span), experts_in_parts=True)
+        found = self._along(axis, traced_sizes(self._graph, batch=batch))
+        return reduce(Floor.raised, (solution.floor for solution in found), NOTHING_KNOWN)
 
     def _splits(self, degrees: Degrees, spans: Spans, micro_batch: int) -> tuple[tuple[Splits, Floor], ...]:
         """Distinct splits, for one weight on memory after the other; empty when the graph allows none.

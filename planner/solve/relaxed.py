@@ -126,6 +126,8 @@ def crowded_s(
 
     more_s = max(0.0, least_s - of.block.seconds)
     block_s, enough = of.block.seconds + more_s, fewest + step - 1
+    if blocks == 1:
+        return block_s
     if seconds(enough, max(in_flight)) <= enough * block_s:
         return fewest * block_s
     queue = [

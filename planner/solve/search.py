@@ -5,8 +5,9 @@ In: a `SearchProblem`, the cost models (`Pricing`), the user's pins. Out: an `Ou
 
 Every candidate waits in a queue under a lower bound of its step time that tightens in four steps:
 
-    1. FLOPs alone, bubble included (`ideal.Roofline`)
-    2. idealised costs and memory (`ideal.idealised`): still without an intra-op solution
+    1. computation alone, bubble included (`ideal.Roofline`)
+    2. idealised costs and memory (`ideal.idealised`), and floors of what any splits take (`problem.Floor`):
+       still without the costs of an intra-op solution
     3. the costs of an intra-op solution, with fractions of blocks for stages (`brackets.bound_s`)
     4. exact stages and modes (`stages.shortest`, `balance.balanced`); the winner's are solved again as an ILP
 
@@ -25,8 +26,8 @@ solver's own bound enter as they are, so the gap covers every decision.
 
 A microbatch of b samples takes at least b/B of the time of B > b samples, but for a share that is read off
 the cost models' curves (`batch_slack`): larger kernels and messages are not slower by more. So a slice (tp,
-ep, cp, and where they lie) is asked about its largest microbatch first, and what that takes at least
-(`intra_op.IntraOp.floor_s`) bounds the smaller ones.
+ep, cp, and where they lie) is asked about a microbatch first that offers what all smaller ones do, and what
+that takes at least (`intra_op.IntraOp.floor`) bounds them.
 """
 
 from __future__ import annotations
